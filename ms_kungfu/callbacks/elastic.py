@@ -94,10 +94,8 @@ class KungFuElasticCallback(Callback):
         self._batch_given_to: ElasticDataset | None = None
         if global_batch_size is not None:
             at_least(1, global_batch_size, "global_batch_size")
-        self._epochs_before = 0
-        self._last_step = 0
+        self._epochs_before = self._last_step = self._steps = 0  # _steps: in an epoch of an ordinary dataset
         self._epoch_ended = False  # whether an epoch has ended since MindSpore's loop last asked whether to stop
-        self._steps = 0  # number of steps in an epoch of an ordinary dataset
         self._others: Others | None = None
         self._bound: list[ExitStack] = []  # each restores the methods of a model that is running with this callback
         self._sharded: ShardedTraining | None = None
