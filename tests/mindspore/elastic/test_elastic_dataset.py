@@ -511,6 +511,13 @@ def test_elastic_dataset_answers_queries_and_refuses_later_operations():
             next(iter(behind.create_tuple_iterator()))
 
 
+def test_data_sink_of_an_elastic_dataset_names_the_remedy():
+    """`mindspore.data_sink` itself isn't there on CPUs; it sends the dataset to the device so."""
+    data = ElasticDataset(ds.NumpySlicesDataset(np.zeros((8, 1), np.float32), ["x"]).batch(2))
+    with pytest.raises(TypeError, match="iterate over it instead of data_sink"):
+        data.device_que(queue_name="points").send(-1)
+
+
 def test_the_rest_of_an_epoch_may_be_left_out():
     data = ElasticDataset(
         ds.NumpySlicesDataset(np.arange(20), ["x"], shuffle=False), global_batch_size=4, shuffle=False
