@@ -41,7 +41,7 @@ class BatchSize:
         if self.of_all is None or self.of_all % self.shards:
             raise ValueError(
                 f"shards={self.shards} must divide global_batch_size, so that all shards have the same "
-                f"shape, got {'a batch_size' if self.of_all is None else self.of_all}"
+                f"shape, got {'only batch_size' if self.of_all is None else self.of_all}"
             )
 
     @property

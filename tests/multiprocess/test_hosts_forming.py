@@ -242,4 +242,4 @@ def test_a_config_port_that_is_taken_is_the_same_on_all_hosts(launch):
         taken = server.getsockname()[1]
         run = launch(A, f"{A}:1,{B}:1", free_port(), "-w", "-builtin-config-port", taken)
         run.assert_exit(1)
-        assert run.stderr[-1].endswith("is taken; give another port, the same on all hosts")
+        assert run.stderr[-1].endswith("is taken; give another port (the same port on all hosts)")

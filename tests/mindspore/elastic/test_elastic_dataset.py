@@ -405,7 +405,7 @@ def test_contents_that_change_between_reads_are_left_out_unless_requested(monkey
     monkeypatch.setenv("KUNGFU_CONTENTS_CHECK", "all")
     with pytest.raises(ValueError, match=r"contents_check='all': sample \d+ differs from one read to the next"):
         contents_of(Augmented(40))
-    with pytest.raises(ValueError, match="contents_check is 'some', 'all' or 'none', got 'few'"):
+    with pytest.raises(ValueError, match="contents_check must be 'some', 'all' or 'none', got 'few'"):
         contents_of(Augmented(40), contents_check="few")
 
 
@@ -476,7 +476,11 @@ def test_shape_queries(cluster):
         (lambda: ElasticDataset(generator(9), 0), ValueError, "batch_size .* got 0"),
         (lambda: ElasticDataset(generator(9), global_batch_size=2.5), ValueError, "got 2.5"),
         (lambda: ElasticDataset(by_function, 3), ValueError, "total="),
-        (lambda: ElasticDataset({"x": np.ones(9)}, 3), TypeError, "not dict; mindspore.dataset.NumpySlicesDataset"),
+        (
+            lambda: ElasticDataset({"x": np.ones(9)}, 3),
+            TypeError,
+            "not dict; for arrays, use mindspore.dataset.NumpySlicesDataset",
+        ),
         (lambda: ElasticDataset(generator(9).concat(generator(9)), 3), TypeError, "ConcatDataset"),
         (
             lambda: ElasticDataset(ds.GeneratorDataset(lambda: iter([]), ["x"]), 3),

@@ -362,7 +362,7 @@ def test_index_of_a_dataset_that_has_no_fixed_order_is_refused(tmp_path, make, e
         (lambda: ds.GeneratorDataset(Samples(9), ["x"], sampler=iter([1])), TypeError, "a custom sampler"),
         (lambda: ds.GeneratorDataset(Samples(9), ["x"], batch_sampler=[[0, 1]]), TypeError, "per_batch_map"),
         (lambda: ds.TextFileDataset(__file__).batch(3), TypeError, r"indexed\(TextFileDataset\(..., shuffle=False"),
-        (below(ds.DistributedSampler(3, 0)), TypeError, "a DistributedSampler below a SubsetSampler leaves"),
+        (below(ds.DistributedSampler(3, 0)), TypeError, "a DistributedSampler below a SubsetSampler gives"),
         (lambda: ds.GeneratorDataset(lambda: iter([]), ["x"]).batch(3), TypeError, r"__getitem__ .*indexed\("),
     ],
 )

@@ -307,7 +307,7 @@ def test_more_workers_get_more_shards_of_the_same_shape(old, new, expected):
     [
         ({"global_batch_size": 18}, "shards=4 must divide global_batch_size"),
         ({"global_batch_size": 16, "shards": 3}, "shards=3 must divide global_batch_size"),
-        ({"local_batch_size": 4}, "not a batch_size"),
+        ({"local_batch_size": 4}, "got only batch_size"),
     ],
 )
 def test_shards_that_cannot_be_assigned_are_refused(changes, message):

@@ -100,7 +100,7 @@ def test_gradient_that_is_no_function_of_the_shard_is_logged_if_requested(run_el
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores to differ in their number")
 def test_ranks_with_other_numbers_of_cores_are_refused(run_elastic):
     seen = run_elastic(PROGRAM, "graph", "plain", "8", "none", "1", "2:1:wide", np=2, ledger=False, status=1)
-    assert "computed on 1 cores a worker" in seen.output
+    assert "computed on 1 cores per worker" in seen.output
     assert "computed on 2 cores per worker (kungfu-run -cores-per-worker K gives each" in seen.output
     assert not seen.by_step("step").get(2)
 
