@@ -108,6 +108,10 @@ def test_bar_that_another_worker_displaced_returns(terminal):
     write("a", b"[a] ", [b"\n", b"a is done\n"])
     write("b", b"[b] ", [b"\n"])
     assert terminal.rows() == ["[a] 100%", "[a] a is done", "[b] b 100%"]
+    write("a", b"[a] ", [b"\r", b"half"])
+    write("b", b"[b] ", [b"a line\n"])
+    write("a", b"[a] ", [b" and the rest\n"])
+    assert terminal.rows()[3:] == ["[b] a line", "[a] half and the rest"]
 
 
 def test_bars_with_trailing_carriage_returns_share_a_row(terminal):
