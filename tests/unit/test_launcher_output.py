@@ -3,6 +3,7 @@ import os
 import pty
 import struct
 import termios
+import time
 
 import pyte
 import pytest
@@ -233,14 +234,14 @@ def test_prefix_changes_with_the_rank_from_the_next_line_on():
     assert received() == "[2] before\n[2] begin end\n[1] after\n[was 1] left\n"
 
 
-def test_held_output_of_a_standby_is_shown_with_its_first_rank():
-    output, received = output_of(Prefix(rank=True))
+def test_held_output_of_a_standby_is_shown_with_its_first_rank(tmp_path):
+    output, received = output_of(Prefix(rank=True), logdir=tmp_path)
     stdout, stderr = output.attach(0, "standby.1", 7, held=True)
     os.close(stderr)
     with os.fdopen(stdout, "wb", buffering=0) as worker:
         worker.write(b"held\n")
-        while output.last_of(0).text() != ["held"]:
-            pass
+        while not (tmp_path / "standby.1.stdout.log").read_text():
+            time.sleep(0.001)
         output.place(0, 2)
         output.release(0)
         worker.write(b"shown\n")

@@ -330,8 +330,7 @@ class Controller:
         await job.end_events(verdict)
         if job.remote is not None:
             if verdict is None:
-                why = self._start_error or "the job was ended"
-                await job.remote.end(1, f"kungfu-run: the job has not started: {why}")
+                await job.remote.end(1, f"kungfu-run: the job has not started: {self._start_error or 'it was ended'}")
             else:
                 await job.remote.end(verdict.exit_code, self.last_words, self.failed)
         if is_noted:
