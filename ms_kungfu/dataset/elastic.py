@@ -334,8 +334,8 @@ class ElasticDataset(Shares, ds.Dataset):
             TypeError: always.
         """
         raise TypeError(
-            "an ElasticDataset must be the last part of a pipeline; put map and similar operations into its source, pass "
-            "the batch size to ElasticDataset, and iterate over it instead of data_sink, which hides the steps"
+            "an ElasticDataset must be the last part of a pipeline; put map and similar operations into its source, "
+            "pass the batch size to ElasticDataset, and iterate over it instead of data_sink, which hides the steps"
         )
 
     def __deepcopy__(self, memory: Any) -> Any:
