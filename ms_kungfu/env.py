@@ -180,18 +180,16 @@ COLLECTIVE_TIMEOUT = Variable(
     "KUNGFU_COLLECTIVE_TIMEOUT",
     SECONDS,
     600.0,
-    "How long a collective waits for a live rank that doesn't join it. Shortly before this time ends (5 s "
-    "before, but not in its first half), the launcher looks for a stuck rank. It logs the rank's stack, "
-    "and with `-w` kills the rank.",
+    "How long a collective waits for a live rank that doesn't join it. In the last 5 s (at most the last half) of "
+    "this time, the launcher looks for a stuck rank. It logs the rank's stack, and with `-w` kills the rank.",
     set_by="user",
 )
 JOIN_TIMEOUT = Variable(
     "KUNGFU_JOIN_TIMEOUT",
     SECONDS,
     300.0,
-    "Time limit for a new cluster version to assemble, for a new worker to become ready, and for the "
-    "hosts of a job to meet before it begins. While a new cluster version assembles, the launcher ends a "
-    "stuck rank shortly before the limit, as with KUNGFU_COLLECTIVE_TIMEOUT.",
+    "Time limit for a new cluster version to assemble, for a new worker to become ready, and for a job's hosts to "
+    "register. The launcher ends a stuck rank, as with KUNGFU_COLLECTIVE_TIMEOUT.",
     set_by="user",
 )
 DISTRIBUTE_HOSTS = _optional(
@@ -233,9 +231,8 @@ DEVICE_RUNTIME_LIBRARY = _optional(
 DEVICE_ENGINE_LIBRARY = _optional(
     "KUNGFU_DEVICE_ENGINE_LIBRARY",
     PATH,
-    "NCCL (libnccl) or HCCL (libhccl) to open. Unset: the first of these that exists: the library that is "
-    "already loaded, the library in the Python package nvidia-nccl-cu*, MindSpore's library, the library "
-    "that the loader finds.",
+    "NCCL (libnccl) or HCCL (libhccl) to open. Unset: the first that exists of the loaded library, the Python "
+    "package nvidia-nccl-cu*, MindSpore's library, and the library that the loader finds.",
     set_by="user",
 )
 PEER_TIMEOUT = Variable(
@@ -301,8 +298,7 @@ TEST_COMM_DELAY_MS = Variable(
 MSRUN_SIZE = _optional(
     "KUNGFU_MSRUN_SIZE",
     NUMBER,
-    "V, the number of virtual ranks that `mindspore.communication` reports (`--msrun`). Unset: MindSpore "
-    "reports its own number of ranks.",
+    "V, the number of virtual ranks that `mindspore.communication` reports (`--msrun`). Unset: MindSpore's own.",
 )
 MSRUN_RANK = Variable("KUNGFU_MSRUN_RANK", NUMBER, 0, "The virtual rank of this worker. It never changes.")
 METRICS_PORT = _optional(
@@ -402,21 +398,15 @@ SLURM_STEP_NODELIST = _optional(
     "SLURM_STEP_NODELIST", _NODES, "The nodes of the step. Unset: the nodes of the allocation.", set_by="Slurm"
 )
 SLURM_TASKS_PER_NODE = _optional(
-    "SLURM_TASKS_PER_NODE",
-    _COUNTS,
-    "The number of tasks on each node. If any node has several tasks, the number limits the workers of each node.",
-    "Slurm",
+    "SLURM_TASKS_PER_NODE", _COUNTS, "Tasks on each node. If any node has several, they limit its workers.", "Slurm"
 )
 SLURM_STEP_TASKS_PER_NODE = _optional(
-    "SLURM_STEP_TASKS_PER_NODE",
-    _COUNTS,
-    "The number of tasks on each node in the step. Takes precedence over `SLURM_TASKS_PER_NODE`.",
-    "Slurm",
+    "SLURM_STEP_TASKS_PER_NODE", _COUNTS, "The same for the step. It takes precedence.", "Slurm"
 )
 SLURM_JOB_CPUS_PER_NODE = _optional(
     "SLURM_JOB_CPUS_PER_NODE",
     _COUNTS,
-    "The number of the allocation's cores on each node. It limits the node's workers if srun starts one task per node.",
+    "Cores of the allocation on each node. They limit its workers if srun starts one task per node.",
     set_by="Slurm",
 )
 SLURM_NODEID = Variable("SLURM_NODEID", NUMBER, 0, "The index of this node among the step's nodes.", set_by="Slurm")

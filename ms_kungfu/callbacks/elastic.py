@@ -52,12 +52,10 @@ class KungFuElasticCallback(Callback):
         checkpoint_dir, checkpoint_every, keep_checkpoints, resume: see `ElasticTraining`.
         global_batch_size: the constant number of samples in a step, over all workers. It replaces
             the global batch size of the trained `ElasticDataset`.
-        policy: one `Policy` or several that decide on size, batch, learning rate and more:
-            docs/policies.md.
+        policy: one `Policy` or several: docs/policies.md.
         monitor: a `Monitor` that measures the steps: docs/monitoring.md.
         evict: a function that evicts workers for a policy. By default the launcher evicts them.
-        asynchronous: whether the workers run their steps independently, see `ElasticTraining`. With
-            None the optimizer decides.
+        asynchronous: see `ElasticTraining`. With None the optimizer decides.
 
     Raises:
         ValueError: before any communication, for arguments out of range or that exclude each other.

@@ -12,10 +12,8 @@ if older versions can't ignore an addition. A file of a newer format is rejected
 A file is whole or missing: it is written under another name in the same folder, flushed to the disk and renamed. The
 ledgers of all workers are flushed before, so that training can continue with them after a crash of the machine.
 
-The jobs that use a folder one after another are numbered. A job takes its number by creating ``.job-N``, which only
-one of two concurrent jobs can do. Later jobs' files are named like ``step-00000120.job2.ckpt``, and count as newer
-than all files of earlier jobs. So a worker of an old job, on a host that was suspended for a while, can't overwrite a
-newer job's file. Within one job, the state of a step doesn't depend on which worker writes it, or when.
+The jobs that use a folder one after another are numbered. A job takes its number by creating ``.job-N``; only one of
+two concurrent jobs can. Files of later jobs (``step-00000120.job2.ckpt``) count as newer.
 """
 
 from __future__ import annotations
