@@ -65,7 +65,7 @@ class Connection(web.RequestHandler):
         if status == 500:
             return super().handle_error(request, status, exc, message)
         super().handle_error(request, status, exc, "")  # records the error
-        answer = sentence(status, "this is not an HTTP request that can be understood")
+        answer = sentence(status, "this is not a valid HTTP request")
         answer.force_close()
         return answer
 

@@ -58,6 +58,7 @@ _MAX_OF_SOURCE = 16  # of each address that isn't on loopback
 _PAST = 600  # samples that a new client gets
 _CHUNK = 64  # events per write
 _WRITE_S = 10.0
+_UNANSWERED_MS = 30_000  # after which the system ends the connection of a client that answers no packet
 _QUIET_S = 15.0  # after which a stream gets a comment, so that the end of a connection is noticed
 _COMMAND_S = 30.0
 _RETRY_MS = 2000
@@ -382,4 +383,4 @@ def _limit_buffers(transport: asyncio.Transport | None) -> None:
     if connection is not None:
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _STREAM_BUFFER_BYTES)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(2000 * _WRITE_S))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
