@@ -232,7 +232,7 @@ DEVICE_ENGINE_LIBRARY = _optional(
     "KUNGFU_DEVICE_ENGINE_LIBRARY",
     PATH,
     "NCCL (libnccl) or HCCL (libhccl) to open. Unset: the first that exists of the loaded library, the Python "
-    "package nvidia-nccl-cu*, MindSpore's library, and the library that the loader finds.",
+    "package nvidia-nccl-cu*, MindSpore's library, and the loader's library.",
     set_by="user",
 )
 PEER_TIMEOUT = Variable(
