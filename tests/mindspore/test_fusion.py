@@ -154,6 +154,8 @@ def test_the_command_shows_a_program(tmp_path, words, first, groups):
     shown = command(tmp_path, *words)
     assert "trained" not in shown
     assert "made" not in shown  # the program's own words, its plan maybe
+    assert shown.startswith("4 gradients, ")
+    assert "ERROR" not in shown, "MindSpore's messages about the compilation that was stopped"
     assert re.findall(r"^gradients/\d+: (\d+) ", shown, re.MULTILINE) == [str(n) for n in groups]
     assert re.search(r"^ +0  (\S+)", shown, re.MULTILINE)[1] == first
 
