@@ -114,7 +114,7 @@ def test_stall_without_samples_is_named_by_the_event(fed, feed, opened):
     feed(e.StallBegan(rank=1, step=15, waiting=[0, 2, 3], seconds=2.0, reason="stopped by a signal"))
     page = opened(fed.server.url).page
     shows(page, "#sentence", "^Rank 1 is stopped by a signal: ranks 0, 2 and 3 wait for it, for 2 s now.$")
-    shows(page, "#story li.stall", "It is stopped by a signal. It has not come yet.$")
+    shows(page, "#story li.stall", "It is stopped by a signal. It has not reached the operation yet.$")
     feed(e.StallEnded(rank=1, seconds=3.0), after=1.0)
     feed.steps(1, 3)
     shows(page, "#sentence", "^4 workers train. No rank keeps others waiting.$")

@@ -102,9 +102,9 @@ const SLOW_SHARE = 0.2, SLOW_S = 10, LONG_EVALUATION_S = 1;
 const DECISIONS = {
   continue: "The job went on.",
   shrink: "The job went on without it.",
-  replace: "The job went on, with a new worker in its place.",
-  fail: "The job ended by it.",
-  finish: "The job was over with it.",
+  replace: "The job went on, and a new worker replaced it.",
+  fail: "This ended the job.",
+  finish: "The job ended with it.",
 };
 const STANDINGS = { member: "", joining: ", which was joining,", leaving: ", which had left,", standby: "" };
 const HOSTS = {
@@ -235,7 +235,7 @@ function straggler(run) {
   const waiting = run.waiting / run.seconds, others = [...run.others].sort((one, other) => one - other);
   const share = run.measured ? run.shares / run.measured : null;
   const isData = share !== null && share >= SLOW_SHARE;
-  const why = isData ? ` Of its own time ${percent(share)} went into waiting for data.` : "";
+  const why = isData ? ` It spent ${percent(share)} of its own time waiting for data.` : "";
   return {
     kind: "straggler", rank: run.rank, waited: others, cost_s: rounded(waiting * run.seconds),
     cause: isData ? `data ${percent(share)}` : null,
@@ -273,7 +273,7 @@ const TELLERS = {
   leader_lost(event) {
     return {
       kind: "controller", cause: reason(event),
-      text: `The controller on ${event.host} stepped down: ${reason(event)}. The next one has its own log.`,
+      text: `The controller on ${event.host} stepped down: ${reason(event)}. The next controller has its own log.`,
     };
   },
   worker_failed(event, { seen }) {
@@ -283,7 +283,7 @@ const TELLERS = {
     let text = capital(rank === null ? "a standby" : `rank ${rank}`)
       + `${where}${STANDINGS[event.standing || "member"] ?? ""} ${reason(event)}.`;
     if (seen) text += ` The others noticed it in step ${step}, which took ${spell(seen.seconds)} longer than usual.`;
-    else if (step !== null) text += ` The last step that it ended was ${step}.`;
+    else if (step !== null) text += ` The last step that it completed was ${step}.`;
     text += ` ${DECISIONS[decision] ?? ""}`;
     const waited = seen && seen.seconds ? seen.survivors.filter((each) => each !== rank) : [];
     if (waited.length) text += ` ${capital(told(waited))} waited.`;
@@ -303,7 +303,7 @@ const TELLERS = {
       step = committed.step ?? null;
       outcome = `It was adopted${step === null ? "" : ` after step ${step}`}, ${spell(committed.seconds)} after the request.`;
     }
-    if (resized) outcome += ` Training stood for ${spell(resized.seconds)}.`;
+    if (resized) outcome += ` Training paused for ${spell(resized.seconds)}.`;
     const before = event.workers_before ?? "None";
     return {
       kind: "resize", step, cause: `${event.by}: ${reason(event)}`, decision: `${before} -> ${event.workers}`,
@@ -349,7 +349,7 @@ const TELLERS = {
     const waited = capital(told(event.waiting)) + (event.waiting.length === 1 ? " waits" : " wait");
     const since = event.step == null ? "" : `, whose last step is ${event.step}`;
     const why = event.reason ? ` It is ${event.reason}.` : "";
-    let until = isLive ? "It has not come yet." : "It had not come when the log ended.";
+    let until = isLive ? "It has not reached the operation yet." : "It had not reached the operation when the log ended.";
     if (end) until = `That lasted for about ${whole(end.seconds)} s.`;
     if (delay) until += ` Step ${delay.step} took ${spell(delay.seconds)} longer than usual.`;
     const said = heard ? ` Rank ${heard.rank} logged: ${reason(heard)}.` : "";
@@ -372,7 +372,7 @@ const TELLERS = {
     if (event.seconds < LONG_EVALUATION_S) return null;
     return {
       kind: "evaluation", cause: "an evaluation", cost_s: event.seconds,
-      text: `An evaluation took ${spell(event.seconds)}, in which no step was made.`,
+      text: `An evaluation took ${spell(event.seconds)}, during which no step was trained.`,
     };
   },
   policy_decided(event) {

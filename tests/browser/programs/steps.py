@@ -19,7 +19,8 @@ from ms_kungfu.elastic.statistics import StepStatistics
 
 folder = Path(sys.argv[1])
 dataset = SimpleNamespace(global_batch_size=32)
-statistics = StepStatistics(SimpleNamespace(optimizers=[], dataset=dataset), SimpleNamespace(monitor=None))
+training = SimpleNamespace(optimizers=[], dataset=dataset, step=0)
+statistics = StepStatistics(training, SimpleNamespace(monitor=None))
 step, stop = 0, False
 
 
@@ -54,6 +55,7 @@ while True:
     if comm.all_reduce(np.array([stop], np.int64), name="stop")[0]:
         break
     step += 1
+    training.step = step
     if kf.current_rank() == 1 and (folder / "stands").exists():
         with membership.doing("evaluation"):
             while (folder / "stands").exists():
