@@ -31,7 +31,7 @@ def test_help_names_every_option(flag: str) -> None:
     assert done.returncode == 0
     for option in ("--venv", "--python", "--mindspore", "--extras", "--apt"):
         assert option in done.stdout
-    assert "examples, metrics, ray, test, bench, release, docs, lint, dev" in done.stdout
+    assert "examples, metrics, top, ray, test, bench, browser, release, docs, lint, dev" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_help_names_every_option(flag: str) -> None:
         (["--mindspore", "latest"], "'latest'"),
         (["--extras", "examples,everything"], "'everything'"),
         # Keys of pyproject.toml that are no extras, and no pattern.
-        (["--extras", "classifiers"], "'classifiers' is none of examples, metrics, ray, "),
+        (["--extras", "classifiers"], "'classifiers' is none of examples, metrics, top, ray, "),
         (["--extras", "te.t"], "'te.t'"),
         (["--extras", "*"], "'*'"),
     ],

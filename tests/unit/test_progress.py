@@ -123,7 +123,7 @@ def test_epochs_and_total_steps_are_in_an_event_if_they_changed():
 )  # fmt: skip
 def test_worker_reports_the_epochs_and_steps_that_it_knows(epochs, last_step, expected):
     training = SimpleNamespace(step=40, epoch=1, dataset=None, asynchronous=False, optimizers=[])
-    statistics = StepStatistics(training)
+    statistics = StepStatistics(training, SimpleNamespace(monitor=None))
     statistics.epochs, statistics.last_step = epochs, last_step
     found = statistics._of_all(0.5)
     assert {name: value for name, value in found.items() if value is not None} == {**expected, "loss": 0.5}
