@@ -424,6 +424,8 @@ def test_sample_says_for_how_long_a_rank_is_in_its_state():
     assert activity.sample(13.0, [other])[0]["seconds"] == 0.0
     slow = RankFacts(0, "a", pid=1, doing=doing("data", 4.0))
     assert activity.sample(14.0, [slow])[0]["seconds"] == 4.0
+    steps = [activity.sample(20.0 + second, [RankFacts(0, "a", pid=1, step=second // 2)])[0] for second in range(4)]
+    assert [each["seconds"] for each in steps] == [0.0, 1.0, 0.0, 1.0]
 
 
 class FakeSegment:

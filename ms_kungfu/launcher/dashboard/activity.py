@@ -56,7 +56,7 @@ class RankFacts:
 
 @dataclass
 class Activity:
-    """Turn facts into samples. It keeps since when each rank is in its state."""
+    """Turn facts into samples. It keeps since when each rank is in its state, in the same step."""
 
     _since: dict[int, tuple[tuple[Any, ...], float]] = field(default_factory=dict)
 
@@ -67,7 +67,7 @@ class Activity:
         samples = []
         for each in facts:
             state, operation, waits_for = _state(each, in_operations)
-            kind = (each.pid, state, tuple(waits_for))
+            kind = (each.pid, state, tuple(waits_for), each.step)
             was, since = before.get(each.rank, (None, now))
             since = since if was == kind else now
             if each.doing is not None and each.doing.activity and operation == each.doing.activity:

@@ -319,7 +319,8 @@ class View {
     const waits = each.waits_for?.length ? ` for ${told(each.waits_for)}` : "";
     const seconds = each.seconds >= 1 ? `, ${spell(Math.round(each.seconds))}` : "";
     const stated = stateOf(each.state) === "unknown" ? each.state || "unknown" : STATES[each.state];
-    const does = each.operation && !waits ? each.state === "unknown" ? each.operation : `${stated}: ${each.operation}` : stated;
+    const adds = each.operation && !waits && !["data", "checkpoint", "compilation"].includes(each.operation);
+    const does = !adds ? stated : each.state === "unknown" ? each.operation : `${stated}: ${each.operation}`;
     text(words, `${does}${waits}${seconds}`);
     text(step, each.step == null ? "–" : grouped(each.step));
     text(time, each.p50 == null ? "–" : duration(each.p50));
