@@ -307,7 +307,7 @@ class View {
 
   fillRank(row, each) {
     const [scope, host, pid, state, step, time, shares, memory, act] = row.children;
-    row.className = each.isLate ? "late" : each.isMember ? "" : "over";
+    row.className = each.isLate && this.situation.tone === "bad" ? "late" : each.isMember ? "" : "over";
     row.dataset.rank = each.rank ?? "";
     text(scope, each.rank ?? "–");
     text(state.children[1], [each.host, each.pid && `pid ${each.pid}`, each.memory && bytes(each.memory), each.step && `step ${grouped(each.step)}`].filter(Boolean).join(" · "));
