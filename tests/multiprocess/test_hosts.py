@@ -248,7 +248,8 @@ def test_workers_end_if_their_head_node_is_killed(hosts, script):
     job[A].signal(signal.SIGKILL)
     job[B].assert_exit(1)
     assert re.match(
-        rf"kungfu-run: kungfu-run on {A}, the head node, has ended .*; the workers here are ended$", job[B].stderr[-1]
+        rf"kungfu-run: kungfu-run on {A}, the head node, has ended .*; the workers on this host are ended$",
+        job[B].stderr[-1],
     )
     for run in job.runs.values():
         run.assert_gone(begin, GONE_WITHIN_S)
@@ -296,8 +297,8 @@ def test_log_files_are_each_hosts_own(hosts, script, tmp_path):
     assert f"worker logs: worker 1 ({B}:10000" in job[A].output
     assert f'files="{logs} on {B}"' in job[A].output
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == sorted(
-        ["events.jsonl", *(f"{host}.10000.{what}.log" for host in (A, B) for what in ("stdout", "stderr"))]
-    )
+        f"{host}.10000.{what}.log" for host in (A, B) for what in ("stdout", "stderr")
+    ) + ["events.jsonl", "report.html"]
 
 
 # ---- the hosts that take part ----

@@ -183,7 +183,7 @@ def test_host_with_all_workers_does_not_leave_and_ends_the_job(hosts):  # noqa: 
     all_in_version(job, 0, {A: 1})
     job[A].signal(signal.SIGTERM)
     job.assert_exit(143)
-    assert "without which 0 workers would be left" in job[B].stderr[-1]
+    assert "without which only 0 workers would be left" in job[B].stderr[-1]
 
 
 def test_the_others_die_before_a_host_has_left(hosts):  # noqa: F811
@@ -194,7 +194,7 @@ def test_the_others_die_before_a_host_has_left(hosts):  # noqa: F811
     job[A].wait_for(f"host leaving: host={B}")
     os.kill(before[0], signal.SIGKILL)
     job.assert_exit(143)
-    assert "without which 0 workers would be left" in job[A].stderr[-1]
+    assert "without which only 0 workers would be left" in job[A].stderr[-1]
 
 
 def test_a_host_that_is_killed_while_it_leaves_is_lost(hosts):  # noqa: F811

@@ -351,7 +351,8 @@ class Agent:
         if is_silent:
             limit = f"for {self._options.host_timeout_s:g} s (-host-timeout)"
             self._send(m.Ends(f"no message from {head} has reached it {limit}"))  # arrives if the network works again
-            self._end(1, f"{PROGRAM}: no message came from {head}, the head node, {limit}; the workers here are ended")
+            words = f"no message came from {head}, the head node, {limit}; the workers on this host are ended"
+            self._end(1, f"{PROGRAM}: {words}")
         self._loop.call_later(leases.period_s, self._watch_controller, channel, leases)
 
 
