@@ -13,7 +13,7 @@ from typing import Callable
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, failed
 from ms_kungfu._words import counted
-from ms_kungfu.cluster import WORKER_PORTS, WRITER_WHO_EVICTS, Cluster
+from ms_kungfu.cluster import WORKER_PORTS, WRITER_WHO_EVICTS, Cluster, PeerID
 from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, StoreUnreachableError, open_store
 from ms_kungfu.config_server.secret_file import servers_of_this_user
 from ms_kungfu.errors import ConfigServerError
@@ -31,7 +31,14 @@ def resize(arguments: Sequence[str]) -> int:
     Exit status: 0 if the config server has the new size, 1 if the write fails, 2 for a wrong command line.
     """
 
-    return _main("resize", "SIZE", "Changes the number of workers of a running job (-w).", 1, _resized, arguments)
+    return _main(
+        "resize",
+        "SIZE",
+        "Changes the number of workers of a running job (-w).",
+        1,
+        lambda size, given: lambda cluster: _resized(cluster, size, given),
+        arguments,
+    )
 
 
 def write_size(store: ClusterStore, size: int) -> str:
@@ -51,20 +58,42 @@ def _resized(cluster: Cluster, size: int, given: range | None) -> Cluster | str:
     return cluster.resized(size, given or range(first, min(first + 1000, 65535) + 1))
 
 
-def write_without(store: ClusterStore, rank: int) -> str:
+def write_without(store: ClusterStore, rank: int, peer: str | None = None) -> str:
     """Write a cluster without the rank, as ``kungfu-run evict RANK`` does, and return the message for the user.
+
+    `peer`: the address of the worker that must have this rank.
 
     Raises ConfigServerError or ValueError.
     """
-    return _write(store, lambda cluster: _without(cluster, rank))
+    return _write(store, _without(rank, peer))
 
 
-def _without(cluster: Cluster, rank: int) -> Cluster:
-    if rank >= cluster.size:
-        raise ValueError(
-            f"there is no rank {rank}: cluster version {cluster.version} has {counted(cluster.size, 'worker')}"
-        )
-    return replace(cluster.without([cluster.workers[rank]]), writer=WRITER_WHO_EVICTS)
+def _without(rank: int, peer: str | None = None) -> Callable[[Cluster], Cluster | str]:
+    """Return a function that returns the next cluster.
+
+    The first cluster decides which worker leaves. If another client writes a version in between, the rank may be that
+    of another worker. (`test_evicted_worker_stays_the_same_if_ranks_shift`.)
+    """
+    leaver: PeerID | None = None
+
+    def next_cluster(cluster: Cluster) -> Cluster | str:
+        nonlocal leaver
+        if leaver is None:
+            if rank >= cluster.size:
+                raise ValueError(
+                    f"there is no rank {rank}: cluster version {cluster.version} has {counted(cluster.size, 'worker')}"
+                )
+            leaver = cluster.workers[rank]
+            if peer not in (None, str(leaver)):
+                raise ValueError(
+                    f"rank {rank} is worker {leaver} in cluster version {cluster.version}, not {peer}; "
+                    "look up the rank again"
+                )
+        if leaver not in cluster.workers:
+            return f"nothing to do: worker {leaver} has left before cluster version {cluster.version}"
+        return replace(cluster.without([leaver]), writer=WRITER_WHO_EVICTS)
+
+    return next_cluster
 
 
 def evict(arguments: Sequence[str]) -> int:
@@ -77,7 +106,7 @@ def evict(arguments: Sequence[str]) -> int:
         "RANK",
         "Removes a worker from a running job (-w); the other workers continue.",
         0,
-        lambda cluster, rank, given: _without(cluster, rank),
+        lambda rank, given: _without(rank),
         arguments,
     )
 
@@ -87,13 +116,13 @@ def _main(
     what: str,
     description: str,
     least: int,
-    next_cluster: Callable[[Cluster, int, range | None], Cluster | str],
+    change: Callable[[int, range | None], Callable[[Cluster], Cluster | str]],
     arguments: Sequence[str],
 ) -> int:
     """Run a command.
 
-    `next_cluster(present, the command's number, -port-range)` returns the cluster to write, or a message why there is
-    nothing to do.
+    `change(the command's number, -port-range)` returns a function of the present cluster. That function returns the
+    cluster to write, or a message why there is nothing to do.
     """
     program = f"kungfu-run {command}"
     parser = FlagParser(program, f"{program} {what} [flags]", description)
@@ -135,10 +164,11 @@ def _main(
             )
         number, ports = int(words[0]), getattr(flags, "port_range", None)
         hosts: set[str] = set()
+        next_cluster = change(number, ports)
 
         def following(cluster: Cluster) -> Cluster | str:
             hosts.update(peer.host for peer in cluster.runners + cluster.workers)
-            return next_cluster(cluster, number, ports)
+            return next_cluster(cluster)
 
         print(_write(store, following))
         cores = len(os.sched_getaffinity(0))

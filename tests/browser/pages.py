@@ -64,8 +64,8 @@ class Feeder:
 
 def rank(number, state="computing", **more):
     return {
-        "rank": number, "host": "10.0.0.1", "pid": 4000 + number, "memory": 300 << 20, "step": 50, "state": state,
-        "operation": None, "waits_for": [], "seconds": 0.5, **more,
+        "rank": number, "peer": f"10.0.0.1:{10000 + number}", "host": "10.0.0.1", "pid": 4000 + number,
+        "memory": 300 << 20, "step": 50, "state": state, "operation": None, "waits_for": [], "seconds": 0.5, **more,
     }  # fmt: skip
 
 

@@ -234,12 +234,14 @@ def test_buttons_send_commands_after_confirmation(fed, feed, opened):
     shows(page, "#detail", "Accepted by the test.")
     page.get_by_role("button", name="Evict rank 2…").click()
     shows(page, "#dialog-text", "on 10.0.0.1 as process 4002")
+    feed.sample(rank(0), *(rank(each, pid=4001 + each, peer=f"10.0.0.1:{10001 + each}") for each in range(1, 3)))
+    shows(page, "#ranks tr:nth-child(2) td", "4002")  # ranks shift while the dialog is open
     page.get_by_role("button", name="Evict rank 2", exact=True).click()
     page.locator("#dialog").wait_for(state="hidden")
     page.get_by_role("button", name="Stop…").click()
     page.get_by_role("button", name="Stop the job").click()
     page.locator("#dialog").wait_for(state="hidden")
-    assert fed.commands == [Resize(6), Evict(2), Stop()]
+    assert fed.commands == [Resize(6), Evict(2, "10.0.0.1:10002"), Stop()]
     assert fed.token not in page.content()
     assert found.errors == []
 

@@ -48,6 +48,7 @@ def test_client_sees_a_stall_and_resizes_the_job(job, tmp_path):
 
     now = client.await_ranks(stalls)
     assert {each["rank"]: each["pid"] for each in now["ranks"]} == pids
+    assert [each["peer"] for each in now["ranks"]] == ["127.0.0.1:10000", "127.0.0.1:10001"]
     waiting, awaited = now["ranks"]
     assert (waiting["waits_for"], awaited["waits_for"]) == ([1], [])
     assert (awaited["operation"], awaited["step"], awaited["host"]) == ("evaluation", 5, "127.0.0.1")
@@ -62,7 +63,9 @@ def test_client_sees_a_stall_and_resizes_the_job(job, tmp_path):
     there = run.in_version(1, 3)
     assert client.await_ranks(lambda ranks: len(ranks) == 3 and all(each["step"] for each in ranks))
 
-    assert client.post("/evict", {"rank": 0})[0] == 202
+    code, answer = client.post("/evict", {"rank": 1, "peer": "127.0.0.1:10000"})
+    assert (code, "rank 1 is worker 127.0.0.1:10001" in answer["error"]) == (409, True)
+    assert client.post("/evict", {"rank": 0, "peer": "127.0.0.1:10000"})[0] == 202
     assert client.await_event("version_committed")["workers"] == 2
     assert set(run.in_version(2, 2).values()) == set(there.values()) - {there[0]}
     assert b"kungfu_job_resizes_total 2.0" in request(client.port, "GET", "/metrics")[2]

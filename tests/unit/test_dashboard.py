@@ -15,7 +15,10 @@ import pytest
 
 from ms_kungfu import job_events as e
 from ms_kungfu._flags import UsageError
+from ms_kungfu.cluster import Cluster, PeerID
+from ms_kungfu.cluster_store import StaleVersionError
 from ms_kungfu.launcher.agent.segments import HostSegments
+from ms_kungfu.launcher.commands import write_without
 from ms_kungfu.launcher.controller.dashboard import JobDashboard
 from ms_kungfu.launcher.dashboard import server as server_module
 from ms_kungfu.launcher.dashboard.activity import Activity, RankFacts
@@ -129,8 +132,9 @@ def test_commands_reach_the_job(dashboard):
         202, {"accepted": True, "message": "accepted by the test"},
     )  # fmt: skip
     assert dashboard.post("/evict", {"rank": 2})[0] == 202
+    assert dashboard.post("/evict", {"rank": 2, "peer": "a:10002"})[0] == 202
     assert dashboard.post("/stop", {})[0] == 202
-    assert dashboard.commands == [Resize(3), Evict(2), Stop()]
+    assert dashboard.commands == [Resize(3), Evict(2), Evict(2, "a:10002"), Stop()]
     dashboard.refusal = "it does not"
     assert dashboard.post("/stop", {}) == (409, {"error": "it does not"})
 
@@ -142,7 +146,8 @@ def test_commands_reach_the_job(dashboard):
         ("/resize", b'{"workers": true}', 400), ("/resize", b'{"workers": 2.5}', 400),
         ("/resize", b'{"workers": 2, "x": 1}', 400), ("/resize", b"[" * 1000, 400), ("/resize", b"\xff", 400),
         ("/resize", b'{"workers": 1' + b" " * 2000 + b"}", 413), ("/resize", b'{"workers": 99999999}', 400),
-        ("/evict", b'{"rank": -1}', 400), ("/evict", b"null", 400), ("/stop", b"[]", 400), ("/stop", b'{"a":1}', 400),
+        ("/evict", b'{"rank": -1}', 400), ("/evict", b"null", 400),
+        ("/evict", b'{"rank": 1, "peer": 2}', 400), ("/evict", b'{"rank": 1, "peer": "a"}', 400), ("/stop", b"[]", 400), ("/stop", b'{"a":1}', 400),
     ],
 )  # fmt: skip
 def test_invalid_body_is_refused(dashboard, path, body, code):
@@ -392,24 +397,26 @@ def doing(activity="", seconds=0.0, operations=""):
     ],
 )  # fmt: skip
 def test_state_of_a_rank_follows_from_what_is_known(facts, wanted):
-    (found,) = Activity().sample(100.0, [RankFacts(0, "a", **facts)])
+    (found,) = Activity().sample(100.0, [RankFacts(0, PeerID("a", 10000), **facts)])
     assert (found["state"], found["operation"], found["waits_for"]) == wanted
 
 
 def test_state_of_short_steps_is_where_the_time_went():
     facts = [
-        RankFacts(0, "a", step=5, ended_ago_s=0.1, report=report(0.1, data=0.6)),
-        RankFacts(1, "a", step=5, ended_ago_s=0.1, report=report(0.1, checkpoint=0.7)),
-        RankFacts(2, "a", step=5, ended_ago_s=0.1, report=report(0.2)),
+        RankFacts(0, PeerID("a", 10000), step=5, ended_ago_s=0.1, report=report(0.1, data=0.6)),
+        RankFacts(1, PeerID("a", 10000), step=5, ended_ago_s=0.1, report=report(0.1, checkpoint=0.7)),
+        RankFacts(2, PeerID("a", 10000), step=5, ended_ago_s=0.1, report=report(0.2)),
     ]
     assert [each["state"] for each in Activity().sample(0.0, facts)] == ["data", "checkpoint", "computing"]
-    busy = [RankFacts(rank, "a", step=5, ended_ago_s=0.1, report=report(0.8)) for rank in range(2)]
+    busy = [RankFacts(rank, PeerID("a", 10000), step=5, ended_ago_s=0.1, report=report(0.8)) for rank in range(2)]
     assert [each["state"] for each in Activity().sample(0.0, busy)] == ["reducing"] * 2
 
 
 def test_rank_waits_for_the_one_that_waits_least():
     shares = (0.9, 0.1, 0.8)
-    facts = [RankFacts(rank, "a", step=5, ended_ago_s=0.1, report=report(s)) for rank, s in enumerate(shares)]
+    facts = [
+        RankFacts(rank, PeerID("a", 10000), step=5, ended_ago_s=0.1, report=report(s)) for rank, s in enumerate(shares)
+    ]
     found = Activity().sample(0.0, facts)
     assert [(each["state"], each["waits_for"]) for each in found] == [
         ("waiting", [1]), ("computing", []), ("waiting", [1]),
@@ -418,13 +425,16 @@ def test_rank_waits_for_the_one_that_waits_least():
 
 def test_sample_says_for_how_long_a_rank_is_in_its_state():
     activity = Activity()
-    wait = RankFacts(0, "a", pid=1, sleeps=True, awaits=[1])
+    wait = RankFacts(0, PeerID("a", 10000), pid=1, sleeps=True, awaits=[1])
     assert [activity.sample(now, [wait])[0]["seconds"] for now in (10.0, 11.0, 12.5)] == [0.0, 1.0, 2.5]
-    other = RankFacts(0, "a", pid=1, sleeps=True, awaits=[2])
+    other = RankFacts(0, PeerID("a", 10000), pid=1, sleeps=True, awaits=[2])
     assert activity.sample(13.0, [other])[0]["seconds"] == 0.0
-    slow = RankFacts(0, "a", pid=1, doing=doing("data", 4.0))
+    slow = RankFacts(0, PeerID("a", 10000), pid=1, doing=doing("data", 4.0))
     assert activity.sample(14.0, [slow])[0]["seconds"] == 4.0
-    steps = [activity.sample(20.0 + second, [RankFacts(0, "a", pid=1, step=second // 2)])[0] for second in range(4)]
+    steps = [
+        activity.sample(20.0 + second, [RankFacts(0, PeerID("a", 10000), pid=1, step=second // 2)])[0]
+        for second in range(4)
+    ]
     assert [each["seconds"] for each in steps] == [0.0, 1.0, 0.0, 1.0]
 
 
@@ -493,6 +503,47 @@ def test_stop_interrupts_the_job_as_sigterm_does():
     dashboard = JobDashboard(job(watch=False), dict, lambda *words: seen.append(words))
     assert "30 s" in asyncio.run(dashboard.obey(Stop()))
     assert seen == [(15, " from the dashboard")]
+
+
+class ChangingStore:
+    """A cluster store to which another client writes before the first `put`."""
+
+    url = "http://127.0.0.1:9/config"
+
+    def __init__(self, size, change):
+        self.cluster = Cluster(tuple(PeerID("a", 10000 + rank) for rank in range(size)), version=5)
+        self._change = change
+
+    def get(self):
+        return self.cluster
+
+    def put(self, wanted):
+        change, self._change = self._change, None
+        if change is not None:
+            self.cluster = change(self.cluster)
+            raise StaleVersionError
+        self.cluster = wanted
+        return wanted
+
+
+@pytest.mark.parametrize("peer", [None, "a:10003"])
+def test_evicted_worker_stays_the_same_if_ranks_shift(peer):
+    store = ChangingStore(5, lambda cluster: cluster.without([cluster.workers[1]]))
+    assert "without a:10003" in write_without(store, 3, peer)
+    assert (store.cluster.version, [each.port for each in store.cluster.workers]) == (7, [10000, 10002, 10004])
+
+
+def test_evicted_worker_that_left_meanwhile_changes_nothing():
+    store = ChangingStore(5, lambda cluster: cluster.without([cluster.workers[3]]))
+    assert write_without(store, 3) == "nothing to do: worker a:10003 has left before cluster version 6"
+    assert (store.cluster.version, store.cluster.size) == (6, 4)
+
+
+def test_eviction_of_another_worker_than_shown_is_refused():
+    store = ChangingStore(5, None)
+    with pytest.raises(ValueError, match="rank 3 is worker a:10003 in cluster version 5, not a:10002"):
+        write_without(store, 3, "a:10002")
+    assert store.cluster.version == 5
 
 
 def test_failed_server_costs_one_line(caplog):

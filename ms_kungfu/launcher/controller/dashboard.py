@@ -99,8 +99,7 @@ class JobDashboard:
                 awaits.setdefault(rank, []).append(processes[key].rank)
         sleeping = manager.broker.facts.sleeping(current.version)
         facts = {
-            rank: RankFacts(rank, worker.host, failed="its process has ended")
-            for rank, worker in enumerate(current.workers)
+            rank: RankFacts(rank, worker, failed="its process has ended") for rank, worker in enumerate(current.workers)
         }
         for process, standing in _of_ranks(manager):
             if standing is Standing.MEMBER or process.rank not in facts:
@@ -120,7 +119,7 @@ class JobDashboard:
         remote = self.job.remote
         agent = None if remote is None else remote.agents.get(process.host)
         return RankFacts(
-            rank, process.host, process.pid, None if agent is None else agent.memory.get(process.key),
+            rank, peer, process.pid, None if agent is None else agent.memory.get(process.key),
             failed=failed or ("it has failed" if process.state in _FAILED else ""),
             note="" if is_ready else "starts its program",
             joins=not is_member or not is_ready,
@@ -151,7 +150,7 @@ class JobDashboard:
             store = open_store(url, secret)
             if isinstance(command, Resize):
                 return write_size(store, command.workers)
-            return write_without(store, command.rank)
+            return write_without(store, command.rank, command.peer)
 
         try:
             return await self.job.machine.in_thread(write)

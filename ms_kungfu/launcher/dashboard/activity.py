@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ms_kungfu.cluster import PeerID
 from ms_kungfu.job_events import StepReport
 from ms_kungfu.launcher.wire.messages import Doing
 
@@ -35,7 +36,7 @@ class RankFacts:
     """
 
     rank: int
-    host: str
+    peer: PeerID
     pid: int | None = None
     memory: int | None = None
     failed: str = ""
@@ -75,9 +76,9 @@ class Activity:
             self._since[each.rank] = kind, since
             samples.append(
                 {
-                    "rank": each.rank, "host": each.host, "pid": each.pid, "memory": each.memory, "step": each.step,
-                    "state": state, "operation": operation or None, "waits_for": list(waits_for),
-                    "seconds": round(now - since, 3),
+                    "rank": each.rank, "peer": str(each.peer), "host": each.peer.host, "pid": each.pid,
+                    "memory": each.memory, "step": each.step, "state": state, "operation": operation or None,
+                    "waits_for": list(waits_for), "seconds": round(now - since, 3),
                 }
             )  # fmt: skip
         return samples

@@ -301,14 +301,15 @@ class View {
     const row = make("tr", "", scope, make("td", "wide-only text"), make("td", "wide-only"),
       make("td", "", make("span", "state", make("span"), make("span")), make("span", "narrow")), make("td", "number step wide-only"), make("td", "number wide-only"),
       make("td", "", shares), make("td", "wide-only number memory"), make("td", "act", evict));
-    evict.addEventListener("click", () => this.askEvict(row.dataset.rank));
+    evict.addEventListener("click", () => this.askEvict({ ...row.dataset }));
     return row;
   }
 
   fillRank(row, each) {
     const [scope, host, pid, state, step, time, shares, memory, act] = row.children;
     row.className = each.isLate && this.situation.tone === "bad" ? "late" : each.isMember ? "" : "over";
-    row.dataset.rank = each.rank ?? "";
+    // The dialog is about the worker of the row that was clicked, although ranks may shift meanwhile.
+    for (const name of ["rank", "peer", "host", "pid"]) row.dataset[name] = each[name] ?? "";
     text(scope, each.rank ?? "–");
     text(state.children[1], [each.host, each.pid && `pid ${each.pid}`, each.memory && bytes(each.memory), each.step && `step ${grouped(each.step)}`].filter(Boolean).join(" · "));
     text(host, each.host ?? "–");
@@ -417,11 +418,10 @@ class View {
     workers.addEventListener("keydown", (event) => { if (event.key === "Enter") this.send(); });
   }
 
-  askEvict(rank) {
-    const where = this.job.now?.ranks?.find((each) => String(each.rank) === rank);
-    const who = where ? ` It runs on ${where.host} as process ${where.pid}.` : "";
+  askEvict({ rank, peer, host, pid }) {
+    const who = pid ? ` It runs on ${host} as process ${pid}.` : "";
     this.ask(`Evict rank ${rank}`, `The worker leaves after its step, and the others continue without it.${who}`, `Evict rank ${rank}`, true,
-      () => ["evict", { rank: Number(rank) }, `Rank ${rank} leaves after its step.`]);
+      () => ["evict", { rank: Number(rank), peer: peer || null }, `Rank ${rank} leaves after its step.`]);
   }
 
   ask(title, explanation, verb, isDanger, request) {

@@ -17,7 +17,7 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Optional
 
 from msgspec import Meta, Struct
 
@@ -25,6 +25,7 @@ from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.cluster import MAX_WORKERS_OF_HOSTS
 from ms_kungfu.launcher.network import is_loopback
 from ms_kungfu.launcher.wire.codec import Reads
+from ms_kungfu.launcher.wire.messages import Peer
 
 MAX_BODY_BYTES = 1024
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[0-9A-Za-z._-]+)(?::([0-9]{1,5}))?")
@@ -61,9 +62,10 @@ class Resize(Struct, forbid_unknown_fields=True):
 
 
 class Evict(Struct, forbid_unknown_fields=True):
-    """Remove a worker."""
+    """Remove a worker. `peer`: the worker that must have this rank, because ranks may have shifted meanwhile."""
 
     rank: Annotated[int, Meta(ge=0, lt=MAX_WORKERS_OF_HOSTS)]
+    peer: Optional[Peer] = None
 
 
 class Stop(Struct, forbid_unknown_fields=True):
