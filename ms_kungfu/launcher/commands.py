@@ -58,17 +58,17 @@ def _resized(cluster: Cluster, size: int, given: range | None) -> Cluster | str:
     return cluster.resized(size, given or range(first, min(first + 1000, 65535) + 1))
 
 
-def write_without(store: ClusterStore, rank: int, peer: str | None = None) -> str:
+def write_without(store: ClusterStore, rank: int, peer: str = "") -> str:
     """Write a cluster without the rank, as ``kungfu-run evict RANK`` does, and return the message for the user.
 
-    `peer`: the address of the worker that must have this rank.
+    `peer`: the worker that must have this rank; "" for any worker.
 
     Raises ConfigServerError or ValueError.
     """
     return _write(store, _without(rank, peer))
 
 
-def _without(rank: int, peer: str | None = None) -> Callable[[Cluster], Cluster | str]:
+def _without(rank: int, peer: str = "") -> Callable[[Cluster], Cluster | str]:
     """Return a function that returns the next cluster.
 
     The first cluster decides which worker leaves. If another client writes a version in between, the rank may be that
@@ -84,7 +84,7 @@ def _without(rank: int, peer: str | None = None) -> Callable[[Cluster], Cluster 
                     f"there is no rank {rank}: cluster version {cluster.version} has {counted(cluster.size, 'worker')}"
                 )
             leaver = cluster.workers[rank]
-            if peer not in (None, str(leaver)):
+            if peer not in ("", str(leaver)):
                 raise ValueError(
                     f"rank {rank} is worker {leaver} in cluster version {cluster.version}, not {peer}; "
                     "look up the rank again"

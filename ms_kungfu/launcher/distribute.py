@@ -170,12 +170,13 @@ class _Distribution:
             Host, tuple[int, str]
         ] = {}  # hosts that failed without ending the others: exit code and reason
         self._ssh: dict[Host, Process] = {}
-        self._over, self._hurry = asyncio.Event(), asyncio.Event()
         self._why = ""
         self._code = 0
         self._hurries = False  # true: end the hosts immediately
 
     async def run(self) -> int:
+        # Python 3.9 binds an event to the loop of the thread that makes it.
+        self._over, self._hurry = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             why = f"interrupted by {signal.Signals(number).name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -10,13 +11,16 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from launching import RECOVERY_PROGRAM
 from test_hosts import free_port
 
-from ms_kungfu.launcher.distribute import script_for
+from ms_kungfu._run_loop import run
+from ms_kungfu.launcher.distribute import _Distribution, script_for
+from tests.event_loops import EventOfPython39
 
 MODULE = "ms_kungfu.launcher.distribute"
 # Like ssh without a terminal: what runs on the host doesn't end when the ssh is killed, but loses its input.
@@ -282,3 +286,11 @@ def test_script_runs_in_any_login_shell(shell, tmp_path):
         process.stdin.flush()
         assert process.stdout.read() == f"{folder}\na! ö 5ec2e7\n"
     assert process.returncode == 0
+
+
+def test_distribution_makes_its_events_in_its_own_loop(monkeypatch):
+    monkeypatch.setattr(asyncio, "Event", EventOfPython39)
+    distribution = _Distribution(Namespace(hosts=(), dir="/", timeout=None), ["true"], "")
+    assert run(distribution.run()) == 0
+    assert distribution._over.made_in.is_closed()
+    assert distribution._hurry.made_in is distribution._over.made_in

@@ -27,6 +27,7 @@ from ms_kungfu.launcher.dashboard.metrics import JobMetrics
 from ms_kungfu.launcher.dashboard.requests import CommandRefused, Evict, Refused, Resize, Stop, check_source
 from ms_kungfu.launcher.options import parse_command_line
 from ms_kungfu.launcher.wire import messages as m
+from tests.event_loops import EventOfPython39
 from tests.fed_dashboard import WAIT_S, FedDashboard, status
 
 pytestmark = pytest.mark.timeout(60)
@@ -147,7 +148,8 @@ def test_commands_reach_the_job(dashboard):
         ("/resize", b'{"workers": 2, "x": 1}', 400), ("/resize", b"[" * 1000, 400), ("/resize", b"\xff", 400),
         ("/resize", b'{"workers": 1' + b" " * 2000 + b"}", 413), ("/resize", b'{"workers": 99999999}', 400),
         ("/evict", b'{"rank": -1}', 400), ("/evict", b"null", 400),
-        ("/evict", b'{"rank": 1, "peer": 2}', 400), ("/evict", b'{"rank": 1, "peer": "a"}', 400), ("/stop", b"[]", 400), ("/stop", b'{"a":1}', 400),
+        ("/evict", b'{"rank": 1, "peer": 2}', 400),
+        ("/evict", b'{"rank": 1, "peer": "a"}', 400), ("/stop", b"[]", 400), ("/stop", b'{"a":1}', 400),
     ],
 )  # fmt: skip
 def test_invalid_body_is_refused(dashboard, path, body, code):
@@ -526,7 +528,7 @@ class ChangingStore:
         return wanted
 
 
-@pytest.mark.parametrize("peer", [None, "a:10003"])
+@pytest.mark.parametrize("peer", ["", "a:10003"])
 def test_evicted_worker_stays_the_same_if_ranks_shift(peer):
     store = ChangingStore(5, lambda cluster: cluster.without([cluster.workers[1]]))
     assert "without a:10003" in write_without(store, 3, peer)
@@ -565,6 +567,24 @@ def test_failed_server_costs_one_line(caplog):
     assert [re.sub(r":\d+", "", line) for line in caplog.messages] == [
         'dashboard failed: address=127.0.0.1 error="Address already in use". The job goes on without it'
     ]
+
+
+def test_server_makes_its_events_in_its_own_loop(monkeypatch):
+    monkeypatch.setattr(asyncio, "Event", EventOfPython39)
+    with FedDashboard() as fed:
+        face = fed.server._face
+        assert (face._news.made_in, face._stopped.made_in) == (face._loop, face._loop)
+
+
+def test_server_that_stops_for_an_error_logs_it(monkeypatch, caplog):
+    class BrokenEvent(asyncio.Event):
+        async def wait(self):
+            raise RuntimeError("broken")
+
+    monkeypatch.setattr(asyncio, "Event", BrokenEvent)
+    with FedDashboard() as fed:
+        fed.server._thread.join(WAIT_S)
+    assert 'error="broken"' in caplog.text
 
 
 def test_address_that_is_not_loopback_is_warned_of(caplog):

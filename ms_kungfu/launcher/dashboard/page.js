@@ -421,7 +421,7 @@ class View {
   askEvict({ rank, peer, host, pid }) {
     const who = pid ? ` It runs on ${host} as process ${pid}.` : "";
     this.ask(`Evict rank ${rank}`, `The worker leaves after its step, and the others continue without it.${who}`, `Evict rank ${rank}`, true,
-      () => ["evict", { rank: Number(rank), peer: peer || null }, `Rank ${rank} leaves after its step.`]);
+      () => ["evict", { rank: Number(rank), ...(peer && { peer }) }, `Rank ${rank} leaves after its step.`]);
   }
 
   ask(title, explanation, verb, isDanger, request) {

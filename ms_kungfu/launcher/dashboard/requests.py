@@ -17,7 +17,7 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -62,10 +62,10 @@ class Resize(Struct, forbid_unknown_fields=True):
 
 
 class Evict(Struct, forbid_unknown_fields=True):
-    """Remove a worker. `peer`: the worker that must have this rank, because ranks may have shifted meanwhile."""
+    """Remove a worker. `peer`: the worker that must have this rank, because ranks may shift; "" for any worker."""
 
     rank: Annotated[int, Meta(ge=0, lt=MAX_WORKERS_OF_HOSTS)]
-    peer: Optional[Peer] = None
+    peer: Peer = ""
 
 
 class Stop(Struct, forbid_unknown_fields=True):

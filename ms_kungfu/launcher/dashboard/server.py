@@ -158,8 +158,8 @@ class _Face(Connections):
         self._now: bytes = b""  # the newest sample as a message
         self._now_number = 0
         self._past: collections.deque[str] = collections.deque(maxlen=_PAST)
-        self._news = asyncio.Event()
-        self._stopped = asyncio.Event()
+        self._news: asyncio.Event
+        self._stopped: asyncio.Event
 
     def call(self, function: Callable[[_Face], None]) -> None:
         """Call `function` in the server's thread. Never waits."""
@@ -171,6 +171,8 @@ class _Face(Connections):
     def run(self) -> None:
         server = self._server
         asyncio.set_event_loop(self._loop)
+        # Python 3.9 binds an event to the loop of the thread that makes it. The first calls of `add` precede `_serve`.
+        self._news, self._stopped = asyncio.Event(), asyncio.Event()
         try:
             with server.bind() as listener:
                 _log.info("dashboard: url=%s#token=%s", server.url, server.token)
@@ -204,9 +206,9 @@ class _Face(Connections):
         accepting = asyncio.ensure_future(self.accept(listener, runner.server))
         stopped = asyncio.ensure_future(self._stopped.wait())
         try:
-            await asyncio.wait([accepting, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if accepting.done():
-                accepting.result()
+            ended, _ = await asyncio.wait([accepting, stopped], return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
             deadline = self._loop.time() + _STOP_S / 4
             while self._server.num_streams and self._loop.time() < deadline:
                 await asyncio.sleep(0.01)
