@@ -8,6 +8,7 @@ import time
 import pyte
 import pytest
 
+from ms_kungfu.launcher.agent import output as output_module
 from ms_kungfu.launcher.agent.output import LineSplitter, Output
 from ms_kungfu.launcher.agent.screen import Screen, fitted
 from ms_kungfu.launcher.state.prefix import Prefix, prefix_of
@@ -232,6 +233,23 @@ def test_prefix_changes_with_the_rank_from_the_next_line_on():
         output.place(0, None)
         worker.write(b"left\n")
     assert received() == "[2] before\n[2] begin end\n[1] after\n[was 1] left\n"
+
+
+def test_running_worker_is_remembered_after_many_others(monkeypatch):
+    monkeypatch.setattr(output_module, "_MOST_REMEMBERED", 4)
+    output, received = output_of(Prefix(rank=True))
+    deadline = time.monotonic() + 20
+    with attached(output, 0, 2) as worker:
+        for key in range(1, 20):
+            attached(output, key, 3).close()
+            while not output._workers[key].is_over:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+        assert len(output._workers) == 4
+        assert output.name_of(0) == "rank 2"
+        output.place(0, 5)
+        worker.write(b"line\n")
+    assert received() == "[5] line\n"
 
 
 def test_held_output_of_a_standby_is_shown_with_its_first_rank(tmp_path):

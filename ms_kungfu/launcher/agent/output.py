@@ -43,7 +43,7 @@ _MAX_LINE_BYTES = 64 * 1024
 _PARTIAL_LINE_S = 0.3  # how long the beginning of a line, such as a prompt, is held back before it is shown
 _MAX_HELD_BYTES = 1024 * 1024
 _PIPE_BYTES = 1024 * 1024  # so that a burst of output doesn't stop a worker
-_MOST_REMEMBERED = 1024  # workers whose last lines are kept
+_MOST_REMEMBERED = 1024  # workers whose last lines are kept, beyond those that run
 
 
 class LineSplitter:
@@ -94,6 +94,11 @@ class _Worker:
     rank: _Rank
     streams: list[_Stream] = field(default_factory=list)
     last: LastLines = field(default_factory=LastLines)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether nothing more comes from the worker."""
+        return all(stream.is_over for stream in self.streams)
 
 
 @dataclass(eq=False)
@@ -201,8 +206,10 @@ class Output:
             worker.streams.append(stream)
             self._do(functools.partial(self._begin, stream))
             ends.append(writing)
-        while len(self._workers) >= _MOST_REMEMBERED:
-            del self._workers[next(iter(self._workers))]
+        for old in [key for key, each in self._workers.items() if each.is_over]:
+            if len(self._workers) < _MOST_REMEMBERED:
+                break
+            del self._workers[old]
         self._workers[key] = worker
         return ends[0], ends[1]
 
