@@ -7,15 +7,17 @@ or the new text.
 
 A child that `multiprocessing` has spawned first runs the program's lines outside of its main guard. A program without a
 guard would train there. The child is refused and exits, and a pool would start the next child, for ever. Therefore such
-a child ends its worker's program: it sends a signal, whose handler raises in the worker's main thread.
+a child tries to end its worker's program: it sends a signal, whose handler raises in the worker's main thread.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from multiprocessing import process
 from types import FrameType
 from typing import NamedTuple
@@ -23,6 +25,8 @@ from typing import NamedTuple
 from ms_kungfu import env
 from ms_kungfu._processes import UNGUARDED_SIGNAL, is_above, send_handled
 from ms_kungfu.membership.member import Member, current
+
+_AGAIN_S = 5.0
 
 
 class Answers(NamedTuple):
@@ -48,13 +52,18 @@ def _is_main_thread() -> bool:
 
 
 class _Unguarded:
-    """The handler of UNGUARDED_SIGNAL. It raises once, so that the program's clean-up isn't disturbed."""
+    """The handler of UNGUARDED_SIGNAL.
 
-    _has_raised = False
+    It raises again at most every `_AGAIN_S`. So the program has time to clean up. If the program suppressed the error,
+    for example in a `__del__`, a later child's signal raises it again.
+    """
+
+    _raised = -math.inf
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if not self._has_raised:
-            self._has_raised = True
+        now = time.monotonic()
+        if now - self._raised >= _AGAIN_S:
+            self._raised = now
             raise ValueError(
                 "a process that multiprocessing has spawned runs this program from its start, and communicates there: "
                 'put the lines that only workers run below `if __name__ == "__main__":`'
@@ -79,7 +88,7 @@ def may_take_a_slot(member: Member) -> bool:
 def refuse() -> None:
     """Raise ValueError, because a child process must not communicate. A forked child calls this function, too.
 
-    A spawned child that runs the program from its start ends its worker.
+    A spawned child that runs the program from its start tries to end its worker.
     """
     answers, parent = current().parents_answers, current().get(env.PARENT)
     assert answers is not None

@@ -12,7 +12,7 @@ from ms_kungfu import comm, membership, runtime
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.elastic import program, state_transfer
 from ms_kungfu.errors import KungFuError
-from ms_kungfu.membership import Member, Ports, step_agreement
+from ms_kungfu.membership import Member, Ports, children, step_agreement
 from ms_kungfu.membership.reductions import Outcomes, Reductions
 
 
@@ -251,3 +251,15 @@ def test_the_rank_is_that_of_the_start_until_this_process_has_joined():
         member.cluster = cluster
         ranks.append(asked_as(member, membership.rank))
     assert ranks == [3, 1, 1], "others than kungfu-run set RANK_ID, too"
+
+
+def test_unguarded_child_raises_again_after_a_pause(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(children.time, "monotonic", lambda: now[0])
+    handler, raised = children._Unguarded(), []
+    for now[0] in (100.0, 100.5, 104.9, 105.0, 106.0, 111.0):
+        try:
+            handler(children.UNGUARDED_SIGNAL, None)
+        except ValueError:
+            raised.append(now[0])
+    assert raised == [100.0, 105.0, 111.0]
