@@ -587,6 +587,23 @@ def test_server_that_stops_for_an_error_logs_it(monkeypatch, caplog):
     assert 'error="broken"' in caplog.text
 
 
+def test_server_that_fails_without_an_error_number_logs_it(monkeypatch, caplog):
+    def fail(server):
+        raise OSError("no sockets here")
+
+    monkeypatch.setattr(server_module.DashboardServer, "bind", fail)
+
+    async def main():
+        server = server_module.DashboardServer(SimpleNamespace())
+        server.start()
+        await asyncio.get_running_loop().run_in_executor(None, server._thread.join, WAIT_S)
+
+    asyncio.run(main())
+    assert [record.getMessage() for record in caplog.records] == [
+        'dashboard failed: address=127.0.0.1:0 error="no sockets here". The job goes on without it'
+    ]
+
+
 def test_address_that_is_not_loopback_is_warned_of(caplog):
     caplog.set_level(logging.INFO, "ms_kungfu")
     with FedDashboard(host="0.0.0.0") as fed:

@@ -184,9 +184,10 @@ class _Face(Connections):
                 server.is_bound.set()
                 self._loop.run_until_complete(self._serve(listener))
         except Exception as error:
+            number = getattr(error, "errno", None) or 0  # an OSError without a number has None
             _log.warning(
                 'dashboard failed: address=%s:%d error="%s". The job goes on without it',
-                server.host, server.port, os.strerror(number) if (number := getattr(error, "errno", 0)) > 0 else error,
+                server.host, server.port, os.strerror(number) if number > 0 else error,
             )  # fmt: skip
         finally:
             self._loop.close()
