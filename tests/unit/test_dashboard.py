@@ -233,6 +233,38 @@ def test_slow_client_is_dropped(dashboard, monkeypatch):
     slow.close()
 
 
+class FullConnection:
+    """A response to a client that reads nothing after the first pieces."""
+
+    def __init__(self, most):
+        self.pieces, self._most = [], most
+
+    async def write(self, data):
+        self.pieces.append(bytes(data))
+        if sum(map(len, self.pieces)) > self._most:
+            raise ConnectionError
+
+
+def test_long_messages_are_written_in_short_pieces():
+    ranks = [{"state": "computing", "step": 1_000_000 + rank} for rank in range(256)]
+
+    async def main(response, events):
+        face = server_module._Face(SimpleNamespace(first_event=0), asyncio.get_running_loop())
+        face._news, face._stopped = asyncio.Event(), asyncio.Event()
+        for second in range(600 - events):
+            face.sample({"time": float(second), "ranks": ranks})
+        for _ in range(events):
+            face.add(e.RuntimeMessage(reason="x" * 10_000))
+        with pytest.raises(ConnectionError):
+            await face._stream(response, None)
+        face._loop.close()
+
+    for events in (0, 600):
+        response = FullConnection(2_000_000)
+        asyncio.run(main(response, events))
+        assert max(map(len, response.pieces)) < 128 * 1024
+
+
 def test_idle_clients_leave_connections_for_others(dashboard):
     streams = [dashboard.stream() for _ in range(dashboard.server.most_streams)]
     assert len(streams) >= 150

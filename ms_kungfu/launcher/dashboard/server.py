@@ -5,8 +5,9 @@
    (`test_failed_server_costs_one_line`.)
 
 2. No client makes the server keep data for it. A client has a place in the history, and it gets only the newest sample.
-   A client that doesn't take a message within `_WRITE_S` is disconnected, and may reconnect.
-   (`test_slow_client_is_dropped`.)
+   Clients share each message, and asyncio copies only a short piece for a client that doesn't read. A client that
+   doesn't take its messages within `_WRITE_S` is disconnected, and may reconnect.
+   (`test_slow_client_is_dropped`, `test_long_messages_are_written_in_short_pieces`.)
 
 3. A quarter of the connections is left for requests that end at once.
    (`test_idle_clients_leave_connections_for_others`.)
@@ -23,7 +24,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Protocol
@@ -58,6 +59,7 @@ _MAX_OF_SOURCE = 16  # of each address that isn't on loopback
 _PAST = 600  # samples that a new client gets
 _CHUNK = 64  # events per write
 _WRITE_S = 10.0
+_PIECE_BYTES = 64 * 1024
 _UNANSWERED_MS = 30_000  # after which the system ends the connection of a client that answers no packet
 _QUIET_S = 15.0  # after which a stream gets a comment, so that the end of a connection is noticed
 _COMMAND_S = 30.0
@@ -157,7 +159,7 @@ class _Face(Connections):
         self._name: str | None = None  # the job's
         self._now: bytes = b""  # the newest sample as a message
         self._now_number = 0
-        self._past: collections.deque[str] = collections.deque(maxlen=_PAST)
+        self._past: collections.deque[bytes] = collections.deque(maxlen=_PAST)
         self._news: asyncio.Event
         self._stopped: asyncio.Event
 
@@ -231,7 +233,7 @@ class _Face(Connections):
 
     def sample(self, now: dict[str, Any]) -> None:
         lanes = [[rank["state"], rank["step"]] for rank in now["ranks"]]
-        self._past.append(json.dumps({"time": now["time"], "ranks": lanes}))
+        self._past.append(json.dumps({"time": now["time"], "ranks": lanes}).encode())
         if "status" in now:
             self._now, self._now_number = _message("now", json.dumps(now)), self._now_number + 1
             self._wake()
@@ -338,9 +340,9 @@ class _Face(Connections):
             place = history.place_after(last)
         first = items[place].number if place < len(items) else history.last + 1
         hello = {"job": self._name, "version": e.VERSION, "first": first, "resumes": resumes}
-        past = "[" + ",".join(self._past) + "]"
-        await _write(response, b"retry: %d\n" % _RETRY_MS + _message("hello", json.dumps(hello)))
-        await _write(response, _message("past", past))
+        await _write(response, [b"retry: %d\n" % _RETRY_MS, _message("hello", json.dumps(hello))])
+        past = [part for sample in self._past for part in (b",", sample)]
+        await _write(response, [b"event: past\ndata: [", *past[1:], b"]\n\n"])
         sent_now = 0
         while True:
             news, is_last = self._news, self._stopped.is_set()
@@ -348,7 +350,7 @@ class _Face(Connections):
                 chunk = items[place : place + _CHUNK]
                 place += len(chunk)
                 last = chunk[-1].number
-                await _write(response, b"".join(item.message for item in chunk))
+                await _write(response, [item.message for item in chunk])
             elif items is not history.items:  # it was thinned meanwhile
                 items = history.items
                 place = 0 if last is None else history.place_after(last)
@@ -356,16 +358,28 @@ class _Face(Connections):
                 return
             elif self._now_number > sent_now:
                 sent_now = self._now_number
-                await _write(response, self._now)
+                await _write(response, [self._now])
             else:
                 try:
                     await asyncio.wait_for(news.wait(), _QUIET_S)
                 except asyncio.TimeoutError:
-                    await _write(response, b":\n\n")
+                    await _write(response, [b":\n\n"])
 
 
-async def _write(response: web.StreamResponse, data: bytes) -> None:
-    await asyncio.wait_for(response.write(data), _WRITE_S)
+async def _write(response: web.StreamResponse, parts: Sequence[bytes]) -> None:
+    """Write the parts in pieces. Before the next piece, most of the earlier ones must have left."""
+
+    async def write() -> None:
+        piece = bytearray()
+        for part in parts:
+            piece += part
+            if len(piece) >= _PIECE_BYTES:
+                await response.write(bytes(piece))
+                piece.clear()
+        if piece:
+            await response.write(bytes(piece))
+
+    await asyncio.wait_for(write(), _WRITE_S)
 
 
 def _message(event: str, data: str) -> bytes:
