@@ -35,7 +35,6 @@ class ClusterChanges:
     beside: Beside
 
     def __post_init__(self) -> None:
-        self.job_end = LastCheckpoint(self.checkpoints)
         self.prepare: Callable[[], None] = lambda: None
         """A function that is called before the workers agree on a change. The owner of the training sets it."""
         self.agree_on_trained: Callable[[bool], None] = lambda joins: None
@@ -58,6 +57,7 @@ class ClusterChanges:
         """The job-ending signal that this worker contributes to the current agreement; 0 if there is none."""
         self._stopped = False  # whether all workers have agreed to stop
         self.statistics = StepStatistics(self.training, self.measuring)
+        self.job_end = LastCheckpoint(self.checkpoints, self.statistics)
         self.steps_here = 0
         """The number of steps since the cluster changed or the call began."""
 

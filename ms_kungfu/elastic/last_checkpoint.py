@@ -22,6 +22,7 @@ from ms_kungfu import membership
 from ms_kungfu.dataset import replaying
 from ms_kungfu.elastic import event_log, program
 from ms_kungfu.elastic.checkpoint import Checkpointing
+from ms_kungfu.elastic.statistics import StepStatistics
 
 _LOOK_S = 0.05
 
@@ -31,6 +32,7 @@ class LastCheckpoint:
     """The last checkpoint of one training."""
 
     checkpoints: Checkpointing
+    statistics: StepStatistics
     agreed: int = 0  # the signal that ends the job after this step, or 0; the same at all workers
     _watch: membership.JobEnd | None = None
 
@@ -57,6 +59,7 @@ class LastCheckpoint:
         if not number:
             return
         event_log.job_ends(step, signal.Signals(number).name)
+        self.statistics.report_rest()  # never waits; `StepStatistics.end` isn't reached if the signal ends the program
         if program.current().checkpoint != step:  # otherwise this step's checkpoint has been written already
             self.checkpoints.write(step)
         if self.checkpoints.folder is not None:

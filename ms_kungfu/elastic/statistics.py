@@ -75,10 +75,14 @@ class StepStatistics:
         if self._began - self._since >= _REPORT_S * max(1.0, membership.size() / _MOST_RANKS):
             self._report(loss)
 
-    def end(self) -> None:
-        """Report the last steps, because training is over."""
+    def report_rest(self) -> None:
+        """Report the steps since the last report now, because training may end here."""
         if self._times:
             self._report(None)
+
+    def end(self) -> None:
+        """Report the last steps, because training is over."""
+        self.report_rest()
         self._began = None
         self._clear()
 

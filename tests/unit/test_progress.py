@@ -3,6 +3,8 @@
 import asyncio
 import builtins
 import io
+import itertools
+import signal
 import sys
 from types import SimpleNamespace
 
@@ -11,6 +13,8 @@ import pytest
 from rich.console import Console
 
 from ms_kungfu import job_events as e
+from ms_kungfu import membership
+from ms_kungfu.elastic.last_checkpoint import LastCheckpoint
 from ms_kungfu.elastic.statistics import StepStatistics
 from ms_kungfu.launcher import top_command, top_view
 from ms_kungfu.launcher.agent.progress import has_line, keep_showing
@@ -127,6 +131,31 @@ def test_worker_reports_the_epochs_and_steps_that_it_knows(epochs, last_step, ex
     statistics.epochs, statistics.last_step = epochs, last_step
     found = statistics._of_all(0.5)
     assert {name: value for name, value in found.items() if value is not None} == {**expected, "loss": 0.5}
+
+
+def test_steps_before_a_signal_ends_the_job_are_reported(monkeypatch):
+    """The signal ends the program in `carry_out`, so the end of training isn't reached."""
+    core, reports = SimpleNamespace(traffic=lambda: (0, 0, 0, 0.0)), []
+    clock = itertools.count(0.0, 0.1)
+    member = SimpleNamespace(core=core, spent={}, ports=SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(membership, "current", lambda: member)
+    monkeypatch.setattr(membership, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(membership, "size", lambda: 1)
+    monkeypatch.setattr(membership, "speaks_for_all", lambda: False)
+    monkeypatch.setattr(membership, "report_steps", reports.append)
+    monkeypatch.setattr(signal, "getsignal", lambda number: lambda *_: None)
+    training = SimpleNamespace(step=0, dataset=None, optimizers=[])
+    statistics = StepStatistics(training, SimpleNamespace(monitor=None))
+    end = LastCheckpoint(SimpleNamespace(write=lambda step: None, folder=None), statistics)
+    statistics.resume()
+    for training.step in (1, 2, 3):
+        statistics.mark()
+        statistics.committed(training.step, 8, 8, None)
+    end.carry_out(3)
+    assert reports == []
+    end.agreed = signal.SIGTERM
+    end.carry_out(3)
+    assert [(each["step"], each["ended"]) for each in reports] == [(3, 3)]
 
 
 # ---- the line ----
