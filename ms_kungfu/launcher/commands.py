@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import os
-import socket
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Callable
+from typing import Any, Callable
 
 from ms_kungfu import env
 from ms_kungfu._flags import FlagParser, UsageError, failed
-from ms_kungfu._words import counted
+from ms_kungfu._words import counted, printable
 from ms_kungfu.cluster import WORKER_PORTS, WRITER_WHO_EVICTS, Cluster, PeerID
 from ms_kungfu.cluster_store import ClusterStore, StaleVersionError, StoreUnreachableError, open_store
-from ms_kungfu.config_server.secret_file import servers_of_this_user
+from ms_kungfu.config_server.secret_file import is_same_server, servers_of_this_user
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.options import PROGRAM
 from ms_kungfu.launcher.secret import SecretError, secret_for
 from ms_kungfu.launcher.state.hosts import MANY_PER_CORE, parse_ports
+from ms_kungfu.launcher.status_command import readable
+from ms_kungfu.launcher.status_socket import jobs_by_launcher
 
 _MAX_TRIES = 10
 _LOOK_S = 2.0  # how long to wait for the answer of a job
@@ -125,7 +127,12 @@ def _main(
     cluster to write, or a message why there is nothing to do.
     """
     program = f"kungfu-run {command}"
-    parser = FlagParser(program, f"{program} {what} [flags]", description)
+    parser = FlagParser(
+        program,
+        f"{program} {what} [JOB] [flags]",
+        f"{description} JOB is the process ID of a kungfu-run on this machine or the URL of a config server; by "
+        "default the only job of this user here.",
+    )
     parser.flag(
         "config-server",
         "URL of the job's config server (default: $KUNGFU_CONFIG_SERVER, else that of your only job here)",
@@ -141,15 +148,27 @@ def _main(
         )
     try:
         flags, words = parser.parse(arguments)
-        if words:  # flags may follow the number
-            flags, rest = parser.parse(words[1:], flags)
-            words = words[:1] + rest
-        if len(words) != 1 or not words[0].isascii() or not words[0].isdigit() or int(words[0]) < least:
+        for place in (1, 2):  # flags may follow the number and the job
+            if len(words) >= place:
+                flags, rest = parser.parse(words[place:], flags)
+                words = words[:place] + rest
+        if len(words) not in (1, 2) or not words[0].isascii() or not words[0].isdigit() or int(words[0]) < least:
             raise UsageError(
                 f"give one {what.lower()}, at least {least}, e.g. {program} 3 "
                 "-config-server http://127.0.0.1:9100/config"
             )
-        url = flags.config_server or os.environ.get(env.CONFIG_SERVER.name) or _only_job(program)
+        job = words[1] if len(words) == 2 else None
+        if job is not None and flags.config_server is not None:
+            raise UsageError(f"{job!r} and -config-server {flags.config_server!r}; give one job")
+        if job is not None and "://" not in job and not (job.isascii() and job.isdigit()):
+            raise UsageError(f"{job!r} is neither a process ID nor a URL; kungfu-run status lists the jobs")
+        url = flags.config_server
+        if job is not None and not job.isdigit():
+            url = job
+        elif url is None and job is None:
+            url = os.environ.get(env.CONFIG_SERVER.name)
+        if url is None:
+            url = _url_of_job(program, None if job is None else int(job))
         try:
             secret = secret_for(os.environ, flags.secret_file, url)
             store = open_store(url, secret)
@@ -187,39 +206,57 @@ def _main(
         return failed(program, error, 1)
 
 
-def _only_job(program: str) -> str:
-    """Return the config server URL of the user's only job on this machine."""
-    found, silent, unreachable = [], [], None
-    for url in servers_of_this_user():
-        try:
-            cluster = open_store(url, timeout_s=_LOOK_S).get()
-        except ConfigServerError as error:  # the server was killed, and its secret file remains
-            why = error.__context__
-            if isinstance(why, (TimeoutError, socket.timeout)):
-                silent.append(url)
-            elif isinstance(why, OSError) and why.errno == errno.ENETUNREACH:  # if `lo` is down
-                unreachable = error
-            continue
-        if cluster is not None:
-            found.append((url, cluster.size))
-    if not found and silent:
-        raise ConfigServerError(
-            f"the job of {' and that of '.join(silent)} doesn't answer within {_LOOK_S:g} s: its launcher is stopped "
-            "or overloaded"
-        )
-    if not found and unreachable is not None:
-        raise unreachable
-    if not found:
+def _url_of_job(program: str, pid: int | None) -> str:
+    """Return the config server URL of the job of launcher `pid`, or of the user's only job on this machine.
+
+    A job that can't change counts, too: the user may mean that job, and the command must not change another one.
+    """
+    jobs = _jobs_of_this_user(pid)
+    if not jobs:
         raise UsageError(
-            f"no job of this user that can change runs here; start one with {PROGRAM} -w, or give the URL of its "
-            "config server with -config-server"
+            f"no job of this user runs here; start one with {PROGRAM} -w, or give the URL of its config server"
+            if pid is None
+            else f"process {pid} is no {PROGRAM} of this user here; kungfu-run status lists the jobs"
         )
-    if len(found) > 1:
-        jobs = ", ".join(f"{url} ({counted(size, 'worker')})" for url, size in found)
-        raise UsageError(f"{len(found)} jobs of this user run here; choose one with -config-server: {jobs}")
-    url = found[0][0]
-    print(f"{program}: {url}", file=sys.stderr)
-    return url
+    if len(jobs) > 1:
+        listed = "".join(f"\n  {_listed(each, job)}" for each, job in jobs)
+        raise UsageError(
+            f"{len(jobs)} jobs of this user run here; give the process ID or the URL, e.g. {program} NUMBER "
+            f"{jobs[0][0] or jobs[0][1]['config_server']}:{listed}"
+        )
+    ((found, job),) = jobs
+    if "error" in job:
+        raise ConfigServerError(job["error"])
+    if found is not None and not job["follows_changes"]:
+        raise UsageError(f"{_listed(found, job)} was started without -w, so its size can't change; use {PROGRAM} -w")
+    if job["config_server"] is None:
+        raise ConfigServerError(f"the job of process {found} is still starting; try again when it trains")
+    print(f"{program}: {_listed(found, job)}", file=sys.stderr)
+    return str(job["config_server"])
+
+
+def _listed(pid: int | None, job: Mapping[str, Any]) -> str:
+    """Return one line for a job: its process ID, its command and its URL."""
+    if "error" in job:
+        return printable(job["error"])
+    command = "" if pid is None else f"{pid}  {shlex.join(job['command'])}  "
+    return printable(f"{command}{job['config_server'] or '(without -w)'}")
+
+
+def _jobs_of_this_user(pid: int | None) -> list[tuple[int | None, dict[str, Any]]]:
+    """Return the jobs here with their launchers' process IDs; None for a config server whose launcher isn't here."""
+    found: dict[Any, tuple[int | None, dict[str, Any]]] = {}
+    for each, answer in jobs_by_launcher(_LOOK_S, pid):
+        document = readable(answer)
+        found.setdefault(document.get("job") or each, (each, document))  # a job may have several launchers here
+    if pid is None:
+        known = [job["config_server"] for _, job in found.values() if job.get("config_server")]
+        have_answered = all("error" not in job for _, job in found.values())
+        for url in servers_of_this_user() if have_answered else ():
+            with contextlib.suppress(ConfigServerError):  # the server was killed, and its secret file remains
+                if not any(is_same_server(url, own) for own in known) and open_store(url, timeout_s=_LOOK_S).get():
+                    found[url] = None, {"config_server": url}
+    return list(found.values())
 
 
 def _write(store: ClusterStore, next_cluster: Callable[[Cluster], Cluster | str]) -> str:

@@ -126,7 +126,7 @@ def _check_kungfu_run(rest, folder):
             for module in (changes, status_command):
                 patch.setattr(module, "secret_for", lambda environment, file, url: "5ec7e7" * 8)
                 patch.setattr(module, "open_store", lambda *arguments, **more: taken())
-            patch.setattr(changes, "_only_job", lambda program: taken())
+            patch.setattr(changes, "_url_of_job", lambda program, pid: taken())
             patch.setattr(status_command, "jobs_of_this_user", lambda *arguments: taken())
             patch.setattr(top_command, "jobs_by_launcher", lambda *arguments: taken())
             patch.setattr(explain_command, "_read", lambda folder: taken())

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -317,14 +318,14 @@ def test_a_worker_that_could_not_be_started_is_no_failure_of_the_program(kungfu_
 
 
 def test_resize_without_a_url_finds_the_only_job_of_this_user(watch, start_module, tmp_path):
-    def resize(size):
+    def resize(*words):
         environment = {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-        command = start_module(ONE_FOLDER, "resize", size, environment=environment)
+        command = start_module(ONE_FOLDER, "resize", *words, environment=environment)
         return command.wait(), command.output
 
     code, output = resize(2)
     assert code == 2
-    assert output.startswith("kungfu-run resize: no job of this user that can change runs here; start one with")
+    assert output.startswith("kungfu-run resize: no job of this user runs here; start one with")
     one = watch("-np", 1)
     one.wait_for_version(0, 1)
     one.program.signal(signal.SIGSTOP)
@@ -340,12 +341,12 @@ def test_resize_without_a_url_finds_the_only_job_of_this_user(watch, start_modul
     other.wait_for_version(0, 1)
     code, output = resize(3)
     assert code == 2
-    assert output.startswith("kungfu-run resize: 2 jobs of this user run here; choose one with -config-server: ")
-    ports = sorted(
-        (job.url.split(":")[2].split("/")[0], size) for job, size in ((one, "2 workers"), (other, "1 worker"))
-    )
-    for port, size in ports:
-        assert f"http://localhost:{port}/config ({size})" in output
+    assert output.startswith("kungfu-run resize: 2 jobs of this user run here; give the process ID or the URL, e.g. ")
+    for job in (one, other):
+        assert re.search(rf"^  {job.program.process.pid}  .*  {job.url}$", output, re.MULTILINE)
+    code, output = resize(2, other.program.process.pid)
+    assert code == 0, output
+    other.wait_for_version(1, 2)
     other.finish_alone()
     one.finish()
 

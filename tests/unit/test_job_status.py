@@ -17,7 +17,8 @@ import pytest
 from ms_kungfu.cluster import WRITER_WHO_EVICTS, Cluster, PeerID, writer_of_workers
 from ms_kungfu.cluster_store import LeadershipState
 from ms_kungfu.config_server import secret_file
-from ms_kungfu.launcher import status_command
+from ms_kungfu.errors import ConfigServerError
+from ms_kungfu.launcher import commands, status_command
 from ms_kungfu.launcher.agent.job_status import JobStatusAnswer
 from ms_kungfu.launcher.agent.leading import OwnController
 from ms_kungfu.launcher.cli import main
@@ -442,3 +443,46 @@ def test_a_cluster_that_is_not_on_record_has_its_place_all_the_same():
     after = History(lambda: 9.0)
     after.resumed([], cluster(4, 3))
     assert [(change.version, change.size, change.chosen_at) for change in after.changes] == [(4, 3, 9.0)]
+
+
+# ---- which job a command changes ----
+
+
+def running(pid, url="http://127.0.0.1:9100/config", **more):
+    """The answer of a launcher; `url`: None without -w."""
+    values = {"launcher": {"host": "h", "pid": pid}, "config_server": url, "follows_changes": url is not None}
+    return document(job=f"job of {pid}", command=["python", "train.py"], **values, **more)
+
+
+@pytest.mark.parametrize(
+    ("words", "jobs", "code", "told"),
+    [
+        ([], {7: None}, 2, "7  python train.py  (without -w) was started without -w, so its size can't change"),
+        (["7"], {7: None, 8: "http://h:1/config"}, 2, "7  python train.py  (without -w) was started without -w"),
+        ([], {7: None, 8: "http://h:1/config"}, 2,
+         "2 jobs of this user run here; give the process ID or the URL, e.g. kungfu-run resize NUMBER 7:\n"
+         "  7  python train.py  (without -w)\n  8  python train.py  http://h:1/config\n"),
+        ([], {}, 2, "no job of this user runs here"),
+        (["9"], {7: "http://h:1/config"}, 2, "process 9 is no kungfu-run of this user here"),
+        (["9", "-config-server", "http://h:1/config"], {}, 2, "'9' and -config-server 'http://h:1/config'; give one"),
+        (["x"], {}, 2, "'x' is neither a process ID nor a URL"),
+        (["8"], {7: None, 8: "http://h:1/config"}, 1, "asked http://h:1/config"),
+        ([], {8: "http://h:1/config"}, 1, "asked http://h:1/config"),
+        (["http://h:2/config"], {8: "http://h:1/config"}, 1, "asked http://h:2/config"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["resize", "evict"])
+def test_command_without_a_job_changes_the_only_one(monkeypatch, capsys, command, words, jobs, code, told):
+    def answers(timeout_s, pid=None):
+        return ((each, running(each, url)) for each, url in jobs.items() if pid in (None, each))
+
+    def opened(url, *arguments, **more):
+        raise ConfigServerError(f"asked {url}")
+
+    monkeypatch.delenv("KUNGFU_CONFIG_SERVER", raising=False)
+    monkeypatch.setattr(commands, "jobs_by_launcher", answers)
+    monkeypatch.setattr(commands, "servers_of_this_user", lambda: ["http://h:1/config"] if jobs else [])
+    monkeypatch.setattr(commands, "secret_for", lambda *_: "5ec7e7")
+    monkeypatch.setattr(commands, "open_store", opened)
+    assert main([command, "3", *words]) == code
+    assert told.replace("resize", command) in capsys.readouterr().err
