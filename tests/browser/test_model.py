@@ -75,6 +75,8 @@ def test_page_says_of_rare_events_what_explain_says(compute):
         *[{"event": "statistics", "seconds": 1.0, "steps": 3, "samples": 96, "committed": 0.9, "step": 3 * n}
           for n in range(1, 4)],
         *[statistics(late, (0.0, 0.4, 0.0)) for _ in range(5)],
+        {"event": "version_committed", "version": 0, "workers": 3, "workers_before": 3, "seconds": 0.1, "step": 5},
+        *[statistics(late, (0.0, 0.4, 0.0)) for _ in range(4)],
         statistics([0.0, 0.0, 0.0]),
         *[statistics(late, (0.0, 0.0, 0.0), 7.0) for _ in range(20)],
         {"event": "stall_began", "rank": 1, "waiting": [0], "seconds": 2.5, "step": 9},

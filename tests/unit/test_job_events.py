@@ -28,6 +28,7 @@ from ms_kungfu.launcher.explain_command import events_in
 from ms_kungfu.launcher.state.account import MOST_LINES, JobAccount
 from ms_kungfu.launcher.state.stalls import STALL_S, StallWatch
 from ms_kungfu.launcher.state.statistics import JobStatistics
+from ms_kungfu.launcher.state.story import story_of
 from ms_kungfu.launcher.wire import events_page
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.membership.reports import _readable
@@ -311,6 +312,20 @@ def test_waiting_is_what_others_spent_beyond_the_fastest():
     assert (by_rank.waiting, by_rank.data) == ([0.6, 0.0, None], [0.1, 0.3, None])
 
 
+def test_rank_statistics_begin_anew_with_each_version():
+    """A rank that joined 4 s ago isn't compared over the 80 s before."""
+    statistics = JobStatistics(0.0)
+    for second in range(1, 81):
+        statistics.add(0, report(0, 10 * second))
+        assert statistics.by_rank(float(second), 1) is None
+    statistics.changed(80.0)
+    for second in range(81, 85):
+        for rank in range(3):
+            statistics.add(rank, report(rank, 10 * second))
+        by_rank = statistics.by_rank(float(second), 3)
+        assert (None if by_rank is None else by_rank.seconds) == (3.0 if second == 83 else None)
+
+
 def test_rate_and_batch_are_in_a_line_if_they_changed():
     statistics, lines = JobStatistics(0.0), []
     for second, (rate, batch) in enumerate([(0.1, 32), (0.1, 32), (0.1, 64), (0.05, 64)], 1):
@@ -497,3 +512,11 @@ def test_straggler_that_waits_for_data_is_named(tmp_path, capsys):
     assert (told["kind"], told["rank"], told["waited"], told["cause"]) == ("straggler", 1, [0], "data 62%")
     assert cli.main(["explain", "-json", written(tmp_path, BEGAN, *lines[:4])]) == 0
     assert json.loads(capsys.readouterr().out) == []  # too short
+
+
+def test_straggler_of_an_earlier_version_is_another_one():
+    parts = {name: [0.1, 0.1] for name in ("p50", "p99", "computing", "data", "checkpoint")}
+    late = e.RankStatistics(seconds=6.0, waiting=[0.0, 0.5], **parts)
+    committed = e.VersionCommitted(version=1, workers=2, workers_before=2, seconds=0.1)
+    assert [chapter.kind for chapter in story_of([late, late])] == ["straggler"]
+    assert story_of([late, committed, late]) == []

@@ -159,6 +159,7 @@ class Story {
       this.failures = this.failures.filter((note) => (note.event.rank ?? null) !== rank);
     } else if (kind === "version_committed") {
       this.failures = [];
+      this.run = null; // its rank may now be that of another worker
       for (const note of this.resizes) if (event.version >= note.event.version) note.committed ??= event;
     } else if (kind === "resized") {
       for (const note of this.resizes) if (event.version === note.event.version) note.resized ??= event;

@@ -86,10 +86,11 @@ class JobStatistics:
         self._loss = self._loss if report.loss is None else report.loss
         self._lasting.update({k: v for k in _LASTING if (v := getattr(report, k)) is not None})
 
-    def changed(self) -> None:
+    def changed(self, now: float) -> None:
         """Record that from now on the ranks belong to other workers."""
         self.latest.clear()
         self._each.clear()
+        self._each_said_at = now
         self._last.clear()
 
     def line(self, now: float) -> Statistics | None:

@@ -235,10 +235,12 @@ class _Teller:
     # ---- stragglers ----
 
     def _stragglers(self) -> list[Chapter]:
-        """Describe each rank for which the others waited in most of their rank statistics."""
+        """Describe each rank for which the others waited in most of their rank statistics, within a cluster version."""
         chapters: list[Chapter] = []
         run: list[e.RankStatistics] = []
-        for event in [*(x for x in self.events if isinstance(x, e.RankStatistics)), None]:
+        kinds = (e.RankStatistics, e.VersionCommitted)  # in another version, the rank may be that of another worker
+        for each in [*(x for x in self.events if isinstance(x, kinds)), None]:
+            event = each if isinstance(each, e.RankStatistics) else None
             if run and (event is None or _slowest(event) != _slowest(run[0])):
                 rank = _slowest(run[0])
                 if rank is not None and sum(each.seconds for each in run) >= _SLOW_S:
