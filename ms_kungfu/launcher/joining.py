@@ -140,16 +140,17 @@ async def _ask(request: JoinRequest) -> Options:
     return options
 
 
-class _SilentError(RefusedError):
-    """No launcher answers at the address."""
+class _NoLeaderError(RefusedError):
+    """The launcher at the address doesn't answer, or its host leaves the job."""
 
 
 async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) -> tuple[PeerID, Host, m.Terms]:
     """Ask the controller for the job's terms. Return the controller's host, this host's name, and the terms.
 
     If the controller can move (`lease`), it may just have failed, and the next one acquires the lease once it expires.
-    So this host reads the lease repeatedly until the holder answers. Without a holder, the rule in `_head_of` applies.
-    A job whose controller can't move leaves no snapshot, so an existing snapshot belongs to an earlier job.
+    So this host reads the lease repeatedly until the holder answers and stays in the job. Without a holder, the rule in
+    `_head_of` applies. A job whose controller can't move leaves no snapshot, so an existing snapshot belongs to an
+    earlier job.
     """
     loop = asyncio.get_running_loop()
     deadline, before = loop.time() + _LEADER_S, ""
@@ -159,12 +160,19 @@ async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) ->
         try:
             head = PeerID(holder, cluster.runners[0].port) if holder else _head_of(store, cluster)
             own, answer = await _ask_controller(request, cluster, head, _CALL_S if moves else _ANSWER_S)
-            if isinstance(answer, m.Terms):
+            if isinstance(answer, m.RegistrationRejected):
+                raise RefusedError(answer.reason)
+            if answer.head in dict(answer.hosts):
                 return head, own, answer
-            raise RefusedError(answer.reason)
+            # The controller's host is still named as the head node, but no longer listed as a host that stays.
+            holder = ""
+            raise _NoLeaderError(
+                f"the head node of the job, {head}, is leaving the job, and no other host has taken over within "
+                f"{_LEADER_S:g} s; join again when it has left"
+            )
         except RefusedError as error:
             # The new leader may not know yet that it leads, and then answers that it doesn't control the job.
-            is_certain = not isinstance(error, _SilentError) and not vacant and before in ("", holder)
+            is_certain = not isinstance(error, _NoLeaderError) and not vacant and before in ("", holder)
             if not moves or is_certain:
                 raise
             if loop.time() >= deadline:
@@ -214,7 +222,7 @@ async def _ask_controller(
         finally:
             channel.close()
     except (OSError, asyncio.TimeoutError) as error:
-        raise _SilentError(f"the head node of the job, {head}, doesn't answer: {error or 'timed out'}") from None
+        raise _NoLeaderError(f"the head node of the job, {head}, doesn't answer: {error or 'timed out'}") from None
     except ValueError as error:  # no TLS library
         raise RefusedError(str(error)) from None
     except ProtocolError as error:
@@ -255,7 +263,7 @@ def _address_towards(host: str, port: int) -> str:
                     return str(probe.getsockname()[0])
             except OSError as error:
                 trouble = error
-    raise _SilentError(f"{host}, the head node of the job, can't be reached: {trouble}")
+    raise _NoLeaderError(f"{host}, the head node of the job, can't be reached: {trouble}")
 
 
 def options_from(terms: m.Terms, request: JoinRequest, own: Host) -> Options:

@@ -233,7 +233,7 @@ def test_a_host_that_is_lost_again_is_in_no_version():
 # ---- hosts that are asked, where the controller moves ----
 
 ETCD = "etcd://e:2379/job"
-TERMS = m.Terms([b"sh"], [], "127.0.0.2", None, "even", None, {}, None)
+TERMS = m.Terms([b"sh"], [("127.0.0.2", 2)], "127.0.0.2", None, "even", None, {}, None)
 RUNS = Cluster((PeerID("127.0.0.1", 10000),), (PeerID("127.0.0.1", 38080), PeerID("127.0.0.2", 38080)), 0, "j",
                slots={"127.0.0.1": 2, "127.0.0.2": 2})  # fmt: skip
 
@@ -258,7 +258,7 @@ def asked(monkeypatch, leaders, answers, url=ETCD):
         now[0] += limit_s
         said = answers.get(head.host)
         if not said:
-            raise joining._SilentError(f"{head} doesn't answer")
+            raise joining._NoLeaderError(f"{head} doesn't answer")
         return Host("127.0.0.3", 1), said.pop(0) if len(said) > 1 else said[0]
 
     async def sleep(seconds):
@@ -286,6 +286,17 @@ def test_host_that_joins_without_a_leader_waits_for_the_next_controller(monkeypa
     assert asked(monkeypatch, gone, answers)[0] == terms
     # A leader of etcd that has died with the controller.
     assert asked(monkeypatch, [StoreUnreachableError("no leader"), "127.0.0.2"], {"127.0.0.2": [terms]})[0] == terms
+
+
+def test_joining_host_waits_while_the_head_node_leaves(monkeypatch):
+    leaving = msgspec.structs.replace(TERMS, head="127.0.0.1")  # which `hosts` no longer lists
+    # The host that has just left doesn't control the job any more, though the lease may still name it.
+    answers = {"127.0.0.1": [leaving, m.RegistrationRejected("no job here")], "127.0.0.2": [TERMS]}
+    leaders = ["127.0.0.1", "127.0.0.1", "127.0.0.2"]
+    assert asked(monkeypatch, leaders, answers) == (TERMS, leaders)
+    told, calls = asked(monkeypatch, ["127.0.0.1"], {"127.0.0.1": [leaving]})
+    assert told.startswith("the head node of the job, 127.0.0.1:38080, is leaving the job, and no other host has taken")
+    assert len(calls) > 8
 
 
 def test_joining_host_learns_after_some_leases_that_the_job_has_no_leader(monkeypatch):
