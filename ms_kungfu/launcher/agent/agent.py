@@ -46,6 +46,7 @@ from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
+_ENDED_HERE = "the workers on this host are ended"
 _OUTPUT_GRACE_S = 1.0
 _AFTER_PAUSE_S = 0.5  # time to read the messages that arrived during a pause
 _FIRST_WORDS_S = 5.0
@@ -351,8 +352,7 @@ class Agent:
         if is_silent:
             limit = f"for {self._options.host_timeout_s:g} s (-host-timeout)"
             self._send(m.Ends(f"no message from {head} has reached it {limit}"))  # arrives if the network works again
-            words = f"no message came from {head}, the head node, {limit}; the workers on this host are ended"
-            self._end(1, f"{PROGRAM}: {words}")
+            self._end(1, f"{PROGRAM}: no message came from {head}, the head node, {limit}; {_ENDED_HERE}")
         self._loop.call_later(leases.period_s, self._watch_controller, channel, leases)
 
 
