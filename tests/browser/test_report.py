@@ -70,6 +70,22 @@ def test_report_opens_from_the_disk_without_any_request(width, log, opened):
     assert violations(page) == []
 
 
+@pytest.mark.parametrize(
+    ("code", "reason", "tone"),
+    [(130, "interrupted by SIGINT", "done"), (1, "rank 0 exited with 1", "bad"), (0, "all have finished", "done")],
+)
+def test_job_that_a_user_stopped_has_not_failed(code, reason, tone, log, opened):
+    feed = Feeder(log)
+    feed.began(2)
+    feed.steps(4)
+    feed(e.WorkerExited(rank=0, host="10.0.0.1", peer="10.0.0.1:10000", signal=15))
+    feed(e.JobEnded(exit_code=code, reason=reason))
+    page = opened(log.report()).page
+    assert page.locator("#situation").get_attribute("data-tone") == tone
+    assert page.locator("#state").get_attribute("data-tone") == ("bad" if tone == "bad" else "good")
+    assert page.locator("#ranks tr .state").first.inner_text() == "ended (signal 15)"
+
+
 def test_report_shows_hostile_events_as_text(log, opened):
     Feeder(log)(*hostile_events())
     found = opened(log.report())

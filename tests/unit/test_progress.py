@@ -109,6 +109,15 @@ def test_stall_is_in_the_document_until_it_ends():
     assert job.describe(BEGAN + 4) == {"training": None, "stalls": []}
 
 
+def test_job_that_ends_has_no_rate_and_no_time_left():
+    job = watch(*(second(i, total_steps=600) for i in range(1, 4)))
+    assert job.describe(BEGAN + 3)["training"]["left_s"] == 57.0
+    job.add(e.StallBegan(time=BEGAN, rank=1, waiting=[0], seconds=2.0))
+    found = job.describe(BEGAN + 3, is_over=True)
+    assert (found["training"]["step"], found["stalls"]) == (30, [])
+    assert [found["training"][name] for name in ("left_s", "steps_per_s", "samples_per_s")] == [None] * 3
+
+
 def test_epochs_and_total_steps_are_in_an_event_if_they_changed():
     statistics, found = JobStatistics(0.0), []
     for i, (epoch, total) in enumerate([(1, 60), (1, 60), (2, 60), (2, 30)], 1):

@@ -428,7 +428,7 @@ class Job {
       case "version_committed": this.resized(event); break;
       case "worker_failed": this.failed.push(event); this.outcome(event, reason(event)); break;
       case "worker_removed": this.outcome(event, "removed"); break;
-      case "worker_exited": this.outcome(event, event.signal ? `signal ${event.signal}` : `exit code ${event.exit_code ?? 0}`); break;
+      case "worker_exited": this.outcome(event, event.signal ? `ended (signal ${event.signal})` : `exit code ${event.exit_code ?? 0}`); break;
       case "worker_started":
         this.workers.set(`${event.host} ${event.pid} ${event.time}`, {
           rank: event.rank ?? null, host: event.host, pid: event.pid, peer: event.peer, started: event.time, outcome: null,
@@ -607,12 +607,15 @@ function progresses(job) {
   return recent.length > 1 && steps(recent[recent.length - 1]) > steps(recent[0]);
 }
 
+/** Return whether the job has ended by itself with an error, and not because a user or a scheduler stopped it. */
+const hasFailed = (ended) => ended.exit_code !== 0 && !reason(ended).startsWith("interrupted by SIG");
+
 /** Return {tone, text, rank}: one sentence about what the job does now. `tone`: good, wait, bad or done. */
 function situation(job) {
   const { account, now } = job, last = job.last;
   if (account.ended) {
     const chapters = job.story.chapters().filter((each) => each.kind === "job");
-    const tone = account.ended.exit_code === 0 ? "done" : "bad";
+    const tone = hasFailed(account.ended) ? "bad" : "done";
     return { tone, text: chapters[chapters.length - 1].text, rank: null };
   }
   if (!account.began) return { tone: "wait", text: "The job is starting.", rank: null };

@@ -166,7 +166,7 @@ class View {
     if (account.ended) state = `exit code ${account.ended.exit_code}`;
     else if (!this.isLive) state = "not ended";
     text(byId("state"), state);
-    byId("state").dataset.tone = account.ended ? (account.ended.exit_code ? "bad" : "good") : state === "running" ? "good" : "wait";
+    byId("state").dataset.tone = account.ended ? (hasFailed(account.ended) ? "bad" : "good") : state === "running" ? "good" : "wait";
     const isLost = this.isLive && !this.connected && !account.ended;
     const lost = this.lostAt === null ? "" : ` for ${clock((Date.now() - this.lostAt) / 1000)}`;
     text(byId("connection"), !this.isLive ? "report" : isLost ? `not connected${lost}` : account.ended ? "" : "live");

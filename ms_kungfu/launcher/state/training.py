@@ -34,12 +34,16 @@ class TrainingWatch:
             self._recent.clear()  # its rates are of another size
             self._stalls.clear()  # its ranks are other workers
 
-    def describe(self, now: float) -> dict[str, Any]:
-        """Return the fields `training` and `stalls` of the status document. `now`: in seconds since 1970."""
-        return {"training": self._training(now) if self._latest else None, "stalls": self._told_stalls(now)}
+    def describe(self, now: float, is_over: bool = False) -> dict[str, Any]:
+        """Return the fields `training` and `stalls` of the status document.
 
-    def _training(self, now: float) -> dict[str, Any]:
-        steps_per_s, samples_per_s = self._rates(now)
+        `now`: in seconds since 1970. `is_over`: whether the job ends, so that no time is left and no rate is known.
+        """
+        stalls = [] if is_over else self._told_stalls(now)
+        return {"training": self._training(now, is_over) if self._latest else None, "stalls": stalls}
+
+    def _training(self, now: float, is_over: bool) -> dict[str, Any]:
+        steps_per_s, samples_per_s = (None, None) if is_over else self._rates(now)
         step, total = self._latest.get("step"), self._latest.get("total_steps")
         left_s = None
         if steps_per_s and step is not None and total is not None and total >= step:
