@@ -34,7 +34,8 @@ class _UntilTheProgramLogs(logging.Handler):
             if not os.environ.get(env.LOG_LEVEL.name):
                 _logger.setLevel(logging.NOTSET)
             return
-        record.rank = f"rank {self._rank()}"
+        # Another worker may have this rank by now. (`test_worker_that_has_left_logs_with_its_last_rank`.)
+        record.rank = f"{'was ' if membership.is_detached() else ''}rank {self._rank()}"
         # As in logging's last-resort handler: a stream that is closed or full must not end training.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(self.format(record) + "\n")

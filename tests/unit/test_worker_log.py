@@ -38,6 +38,11 @@ def test_program_without_logging_setup_gets_lines_with_time_and_rank():
     assert re.fullmatch(rf"{TIME} ms_kungfu\[rank 2\] WARNING: a warning", lines[2])
 
 
+def test_worker_that_has_left_logs_with_its_last_rank():
+    lines = said(after="from ms_kungfu import membership; membership.current().detached = True")
+    assert re.fullmatch(rf"{TIME} ms_kungfu\[was rank 2\] INFO: a line", lines[0])
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_program_that_configures_logging_has_them_in_its_own_way(when):
     lines = said(**{when: "logging.basicConfig(level=logging.INFO, format='mine %(message)s')"})

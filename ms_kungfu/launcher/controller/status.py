@@ -101,7 +101,7 @@ def _why(process: Process, standing: Standing, manager: WorkerManager, coordinat
     if standing is Standing.JOINING:
         return "joining, ready" if ready else "joining, not ready yet"
     if standing is Standing.LEAVING:
-        return "has left the cluster"
+        return "has left the cluster, its program still runs"
     if _is_to_leave(process.peer, coordinator):
         return "leaves after this step"
     return "" if ready else "hasn't joined yet"
