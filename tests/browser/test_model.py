@@ -83,6 +83,8 @@ def test_page_says_of_rare_events_what_explain_says(compute):
         {"event": "runtime_message", "rank": 0, "reason": "all_reduce waits for rank 1"},
         {"event": "stall_ended", "rank": 1, "seconds": 62.5},
         {"event": "step_delayed", "step": 10, "seconds": 60.5},
+        {"event": "stall_began", "rank": 0, "waiting": [1], "seconds": 2.5, "step": 10},
+        {"event": "stall_ended", "rank": 0, "seconds": 19.0}, {"event": "step_delayed", "step": 11, "seconds": 2.0},
         {"event": "stall_began", "rank": 2, "waiting": [0, 1], "seconds": 2.0, "reason": "stopped by a signal"},
         {"event": "statistics", "seconds": 0.001, "steps": 1, "loss": "nan"},
         {"event": "step_delayed", "step": 12, "seconds": 2.25},

@@ -520,3 +520,20 @@ def test_straggler_of_an_earlier_version_is_another_one():
     committed = e.VersionCommitted(version=1, workers=2, workers_before=2, seconds=0.1)
     assert [chapter.kind for chapter in story_of([late, late])] == ["straggler"]
     assert story_of([late, committed, late]) == []
+
+
+def test_stall_of_the_rank_that_reports_the_step_is_not_contradicted():
+    """The clock of a stopped process leaves out the time of the stop."""
+
+    def stall_that_lasts(seconds):
+        began = e.StallBegan(rank=0, waiting=[1], seconds=2.0, step=64, reason="stopped by a signal")
+        ended = e.StallEnded(rank=0, seconds=seconds)
+        (chapter,) = story_of([began, ended, e.StepDelayed(step=65, seconds=2.06)])
+        return chapter
+
+    stopped = stall_that_lasts(19.0)
+    assert stopped.text.endswith("That lasted for about 19 s.")
+    assert (stopped.step, stopped.cost_s) == (65, 19.0)
+    awaited = stall_that_lasts(2.5)
+    assert awaited.text.endswith("That lasted for about 2 s. Step 65 took 2.06 s longer than usual.")
+    assert awaited.cost_s == 2.06

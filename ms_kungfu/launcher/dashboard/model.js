@@ -352,11 +352,12 @@ const TELLERS = {
     const why = event.reason ? ` It is ${event.reason}.` : "";
     let until = isLive ? "It has not reached the operation yet." : "It had not reached the operation when the log ended.";
     if (end) until = `That lasted for about ${whole(end.seconds)} s.`;
-    if (delay) until += ` Step ${delay.step} took ${spell(delay.seconds)} longer than usual.`;
+    const isShorter = delay && end && delay.seconds < end.seconds / 2; // the clock of a stopped rank is stopped, too
+    if (delay && !isShorter) until += ` Step ${delay.step} took ${spell(delay.seconds)} longer than usual.`;
     const said = heard ? ` Rank ${heard.rank} logged: ${reason(heard)}.` : "";
     return {
       kind: "stall", at_s: rounded(at(event) - event.seconds), step: (delay ? delay.step : event.step) ?? null,
-      rank: event.rank ?? null, cause: event.reason || null, cost_s: delay ? delay.seconds : null,
+      rank: event.rank ?? null, cause: event.reason || null, cost_s: isShorter ? end.seconds : delay ? delay.seconds : null,
       waited: [...event.waiting], text: `${waited} for rank ${event.rank}${since}.${why} ${until}${said}`,
     };
   },

@@ -203,7 +203,10 @@ class _Teller:
             if end is None
             else f"That lasted for about {end.seconds:.0f} s."
         )
-        if delay is not None:
+        cost_s = None if delay is None else delay.seconds
+        if delay is not None and end is not None and delay.seconds < end.seconds / 2:
+            cost_s = end.seconds  # the rank that reports the step was itself stopped, and so was its clock
+        elif delay is not None:
             until += f" Step {delay.step} took {spell(delay.seconds)} longer than usual."
         said = ""
         if heard is not None and (end is None or (heard.time or 0) <= (end.time or 0)):
@@ -212,7 +215,7 @@ class _Teller:
             "stall", round(self.at_s(event) - event.seconds, 3),
             f"{waited} for rank {event.rank}{since}.{why} {until}{said}",
             step=event.step if delay is None else delay.step, rank=event.rank, cause=event.reason or None,
-            cost_s=None if delay is None else delay.seconds, waited=list(event.waiting),
+            cost_s=cost_s, waited=list(event.waiting),
         )  # fmt: skip
 
     def checkpoint(self, event: e.CheckpointFailed, later: Sequence[e.Event]) -> Chapter:
