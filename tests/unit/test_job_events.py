@@ -389,6 +389,14 @@ def test_summary_has_at_most_twelve_lines_and_what_happened():
     assert lines[-2:] == ['stalls=1 seconds=3.0 longest="3 s" rank=2', "logs=/logs"]
 
 
+def test_summary_of_a_resumed_job_counts_its_own_steps():
+    account = JobAccount()
+    account.add(e.JobStarted(time=100.0, workers=4, hosts=["a"], command="x"))
+    for step in (458, 512):
+        account.add(e.Statistics(time=150.0, seconds=25.0, steps=54, samples=1728, step=step))
+    assert account.summary(None)[1] == "steps=108 samples=3456 samples_per_s=69.12 last_step=512"
+
+
 def test_summary_of_a_job_without_steps_says_no_more():
     account = JobAccount()
     account.add(e.JobStarted(time=100.0, workers=2, hosts=["a"], command="x"))

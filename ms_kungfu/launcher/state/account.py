@@ -22,7 +22,8 @@ class JobAccount:
     began: e.Event | None = None  # the JobStarted or LeaderChanged event
     ended: e.JobEnded | None = None
     last: float = 0.0
-    steps: int = 0
+    steps: int = 0  # the last step; a job that resumes begins with a later step than the first
+    committed: int = 0  # the number of steps that these events contain, like the samples
     samples: int = 0
     committed_s: float = 0.0
     measured_s: float = 0.0  # the wall time that the statistics cover
@@ -67,6 +68,7 @@ class JobAccount:
 
     def _count(self, event: e.Statistics) -> None:
         self.steps = event.step or self.steps
+        self.committed += event.steps
         self.samples += event.samples
         self.committed_s += event.committed or 0.0
         self.measured_s += event.seconds
@@ -98,7 +100,8 @@ class JobAccount:
             rate = f" samples_per_s={self.samples / self.seconds:.4g}" if self.samples and self.seconds else ""
             samples = f" samples={self.samples}" if self.samples else ""
             loss = "" if self.loss is None else f" loss={number_of(self.loss)}"
-            lines.append(f"steps={self.steps}{samples}{rate}{loss}")
+            last = "" if self.committed == self.steps else f" last_step={self.steps}"
+            lines.append(f"steps={self.committed}{samples}{rate}{loss}{last}")
         if self.goodput is not None:
             lines.append(f'goodput={self.goodput:.0%} committed="{spell(self.committed_s)}"')
         if len(self.sizes) > 1:
