@@ -111,7 +111,9 @@ class HttpClusterStore:
             raise ConfigServerError(f"{self.url} {error}") from None
         if response.status < 400 or (response.status == 404 and method == "GET"):
             return response.status, received, response.getheader(WRITER_HEADER, "")
-        what = f"{method} {self.url}: {response.status} {_text_of(received)}"
+        what = _text_of(received)
+        if response.status != 400 or not what:  # with 400, the server says in its words what is wrong with a cluster
+            what = f"{method} {self.url}: {response.status} {what}"
         raise (StaleVersionError if response.status == 409 else ConfigServerError)(what)
 
 

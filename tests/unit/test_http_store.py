@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import StoreUnreachableError, open_store
 from ms_kungfu.errors import ConfigServerError
 
@@ -93,6 +94,15 @@ def test_a_refusal_does_nothing_to_the_terminal(served):
         with pytest.raises(ConfigServerError) as refused:
             open_store(served(b"HTTP/1.1 500 Oh\r\n\r\n" + body)).status()
         assert str(refused.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(b"400 Bad Request", "^too few workers$"), (b"413 Too Long", "^PUT http://.*: 413 too few")]
+)
+def test_reason_why_a_cluster_is_wrong_stands_alone(served, status, message):
+    store = open_store(served(b"HTTP/1.1 " + status + b'\r\n\r\n{"error": "too few workers"}'), "5ec7e7")
+    with pytest.raises(ConfigServerError, match=message):
+        store.put(Cluster((PeerID("h", 10000),), (), 1))
 
 
 @pytest.mark.parametrize("kind", ["https", "etcds"])
