@@ -109,6 +109,14 @@ def test_stall_is_in_the_document_until_it_ends():
     assert job.describe(BEGAN + 4) == {"training": None, "stalls": []}
 
 
+def test_stalled_job_has_no_rate_and_no_time_left():
+    steps = [second(i, total_steps=600) for i in range(1, 4)]
+    stall = e.StallBegan(time=BEGAN + 6, rank=1, waiting=[0], seconds=2.0)
+    found = training(20, *steps, stall)
+    assert (found["step"], found["left_s"], found["samples_per_s"]) == (30, None, None)
+    assert training(3, *steps, stall, e.StallEnded(rank=1, seconds=5.0))["left_s"] == 57.0
+
+
 def test_job_that_ends_has_no_rate_and_no_time_left():
     job = watch(*(second(i, total_steps=600) for i in range(1, 4)))
     assert job.describe(BEGAN + 3)["training"]["left_s"] == 57.0
@@ -205,6 +213,10 @@ def test_log_line_has_what_is_known():
         "workers=3"
     )
     assert as_log_line(document(training=None)) == ""
+    stall = {"rank": 1, "waiting": [0, 2], "seconds": 12.2, "why": "stopped by a signal"}
+    assert as_log_line(document(stalls=[stall])).endswith(
+        ' workers=3 stall="ranks 0 and 2 wait for rank 1 (stopped by a signal) for 12 s"'
+    )
 
 
 @pytest.mark.parametrize(

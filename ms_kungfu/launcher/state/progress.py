@@ -88,4 +88,5 @@ def as_log_line(document: Mapping[str, Any]) -> str:
     words = [f"{name}={number_of(training[name])}" for name in names if training[name] is not None]
     if cluster:
         words.append(f"workers={cluster['size']}")
+    words += [f'stall="{printable(stall_of(stall))}"' for stall in document.get("stalls", ())[:1]]
     return f"progress: {' '.join(words)}"

@@ -40,10 +40,10 @@ class TrainingWatch:
         `now`: in seconds since 1970. `is_over`: whether the job ends, so that no time is left and no rate is known.
         """
         stalls = [] if is_over else self._told_stalls(now)
-        return {"training": self._training(now, is_over) if self._latest else None, "stalls": stalls}
+        rates = (None, None) if is_over or stalls else self._rates(now)  # in a stall, too, no rate predicts anything
+        return {"training": self._training(*rates) if self._latest else None, "stalls": stalls}
 
-    def _training(self, now: float, is_over: bool) -> dict[str, Any]:
-        steps_per_s, samples_per_s = (None, None) if is_over else self._rates(now)
+    def _training(self, steps_per_s: float | None, samples_per_s: float | None) -> dict[str, Any]:
         step, total = self._latest.get("step"), self._latest.get("total_steps")
         left_s = None
         if steps_per_s and step is not None and total is not None and total >= step:
