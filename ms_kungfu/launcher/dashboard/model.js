@@ -309,7 +309,7 @@ const TELLERS = {
     return {
       kind: "resize", step, cause: `${event.by}: ${reason(event)}`, decision: `${before} -> ${event.workers}`,
       cost_s: resized ? resized.seconds : null,
-      text: `A change ${before} -> ${counted(event.workers, "worker")} (version ${event.version}) was requested: `
+      text: `Change ${before} -> ${counted(event.workers, "worker")} (version ${event.version}): `
         + `${reason(event)}. ${outcome}`,
     };
   },

@@ -130,7 +130,7 @@ class _Teller:
         committed = next((x for x in later if isinstance(x, e.VersionCommitted) and x.version >= version), None)
         resized = next((x for x in later if isinstance(x, e.Resized) and x.version == version), None)
         change = f"{event.workers_before} -> {counted(event.workers, 'worker')} (version {version})"
-        text = f"A change {change} was requested: {event.reason}."
+        text = f"Change {change}: {event.reason}."
         if committed is None:
             outcome, step = "It was not adopted before the log ended.", None
         elif committed.version > version:
