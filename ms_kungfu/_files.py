@@ -68,6 +68,16 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
         return file.read()
 
 
+def reading_error(error: BaseException | None) -> BaseException | None:
+    """Return why a file, which may be intact, wasn't read; None if its content is damaged.
+
+    The reason is `error` or one of its causes: MindSpore converts an OSError to a ValueError.
+    """
+    while error is not None and not isinstance(error, (OSError, MemoryError)):
+        error = error.__cause__
+    return error
+
+
 def lock_within(fd: int, limit_s: float) -> bool:
     """Lock an open file, and wait up to `limit_s` for other processes. Return whether the lock was taken.
 

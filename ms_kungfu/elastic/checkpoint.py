@@ -33,7 +33,7 @@ from typing import Any, Callable
 
 from ms_kungfu import membership, runtime
 from ms_kungfu._decoding import decode_object
-from ms_kungfu._files import open_regular
+from ms_kungfu._files import open_regular, reading_error
 from ms_kungfu._version import VERSION
 from ms_kungfu.agreement import broadcast_json, gather_json
 from ms_kungfu.comm import Array
@@ -224,8 +224,8 @@ class CheckpointFolder:
     def load(self) -> tuple[Path, Mapping[str, Any], Mapping[str, Any]] | None:
         """Return (path, entries, host) of the newest readable checkpoint; None if the folder has no checkpoint.
 
-        Files that can't be read are renamed, so that later files don't collide with them. KungFuError if none of the
-        files can be read, or if the newest readable file has an unsupported, newer format.
+        Damaged files are renamed. KungFuError if none of the files can be read, even if all were renamed earlier, or
+        if the newest readable file has an unsupported, newer format.
         """
         import mindspore as ms
 
@@ -244,17 +244,19 @@ class CheckpointFolder:
                     "newer one"
                 )
             except (ValueError, KeyError, TypeError, OSError) as error:
-                damaged = path.with_name(path.name + ".damaged")
-                os.replace(path, damaged)
-                what = (
-                    "can't be read" if isinstance(error, OSError) else "is damaged: its content isn't what was written"
-                )
+                older = paths[place - 1].name if place else "none"
+                if reading := reading_error(error):
+                    _log.warning('checkpoint unreadable: path=%s next=%s error="%s"', path, older, reading)
+                    continue
+                os.replace(path, damaged := path.with_suffix(".ckpt.damaged"))
                 _log.warning(
-                    'checkpoint damaged: path=%s renamed=%s next=%s reason="%s" error="%s"',
-                    path, damaged.name, paths[place - 1].name if place else "none", what, error,
-                )  # fmt: skip
-        if paths:
-            raise KungFuError(f"none of the {len(paths)} checkpoints in {self.folder} can be read; restore one")
+                    'checkpoint damaged: path=%s renamed=%s next=%s error="%s"', path, damaged.name, older, error
+                )
+        if lost := [*self.paths(), *self.folder.glob("step-*.ckpt.damaged")]:
+            raise KungFuError(
+                f"none of the {len(lost)} checkpoints in {self.folder} can be read; restore one as step-*.ckpt, or "
+                "give another folder to train from the start"
+            )
         return None
 
 
@@ -475,13 +477,9 @@ class Checkpointing:
             folder.check_is_shared(newest, runtime.current_rank())
             folder.remove_unfinished()
             if not self._resume:
-                there = folder.paths()
-                text = (
-                    f"{folder.folder} has {len(there)} checkpoints of an earlier training; resume from them, or give "
-                    "another folder"
-                )
-                if there:
-                    return {"error": text}
+                if there := folder.paths():
+                    already = f"{folder.folder} has {len(there)} checkpoints of an earlier training"
+                    return {"error": f"{already}; resume from them, or give another folder"}
                 return {"error": "", "host": None, "job": folder.take_job()}
             found = folder.load()
             call = found[2]["components"].get("progress", {}).get("call", 0) if found is not None else 0

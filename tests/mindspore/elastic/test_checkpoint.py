@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
-from mindspore.train import Callback, CheckpointConfig, EarlyStopping, History, Model, ModelCheckpoint
+from mindspore.train import Callback, CheckpointConfig, EarlyStopping, History, Model, ModelCheckpoint, serialization
 
 from ms_kungfu import membership
 from ms_kungfu.callbacks import KungFuElasticCallback
@@ -303,13 +304,37 @@ def test_a_damaged_file_gives_way_to_the_one_before(tmp_path, caplog):
     assert folder.load()[2] == {"step": 1}
     assert files(tmp_path) == ["step-00000001.ckpt", "step-00000002.ckpt.damaged"]
     assert (
-        f"checkpoint damaged: path={newest} renamed={newest.name}.damaged next=step-00000001.ckpt "
-        'reason="is damaged: its content isn\'t what was written"'
+        f'checkpoint damaged: path={newest} renamed={newest.name}.damaged next=step-00000001.ckpt error="'
     ) in caplog.text
     (tmp_path / "step-00000001.ckpt").unlink()
     (tmp_path / "step-00000001.ckpt").write_bytes(b"")
-    with pytest.raises(KungFuError, match="none of the 1 checkpoints"):
+    for _ in range(2):  # a scheduler restarts the job
+        with pytest.raises(KungFuError, match="none of the 2 checkpoints in .* can be read; restore one as step-"):
+            folder.load()
+    assert files(tmp_path) == ["step-00000001.ckpt.damaged", "step-00000002.ckpt.damaged"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), MemoryError("no memory")])
+def test_intact_file_that_is_not_read_keeps_its_name(tmp_path, monkeypatch, caplog, error):
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(take_snapshot(step, of(parameter([1.0], "w")), {"step": step}))
+        folder.wait()
+    read, failing = serialization._ckpt_fs.open, ["step-00000002.ckpt"]
+
+    def opened(path, *args):
+        if os.path.basename(path) in failing:
+            raise error
+        return read(path, *args)
+
+    monkeypatch.setattr(serialization._ckpt_fs, "open", opened)
+    assert folder.load()[2] == {"step": 1}
+    assert f'path={tmp_path / "step-00000002.ckpt"} next=step-00000001.ckpt error="{error}"' in caplog.text
+    failing.append("step-00000001.ckpt")
+    with pytest.raises(KungFuError, match="none of the 2 checkpoints"):
         folder.load()
+    failing.clear()
+    assert folder.load()[2] == {"step": 2}
 
 
 def test_a_fifo_and_a_nested_document_give_way_to_the_one_before(tmp_path, caplog):
