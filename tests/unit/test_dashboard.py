@@ -17,6 +17,7 @@ from ms_kungfu import job_events as e
 from ms_kungfu._flags import UsageError
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import StaleVersionError
+from ms_kungfu.launcher.agent.departure import Departure
 from ms_kungfu.launcher.agent.segments import HostSegments
 from ms_kungfu.launcher.commands import write_without
 from ms_kungfu.launcher.controller.dashboard import JobDashboard
@@ -527,16 +528,36 @@ def job(**facts):
     ],
 )
 def test_job_refuses_a_command_it_cannot_follow(facts, command, reason):
-    dashboard = JobDashboard(job(**facts), dict, lambda number, where: None)
+    dashboard = JobDashboard(job(**facts), dict, lambda: None)
     with pytest.raises(CommandRefused, match=reason):
         asyncio.run(dashboard.obey(command))
 
 
-def test_stop_interrupts_the_job_as_sigterm_does():
-    seen = []
-    dashboard = JobDashboard(job(watch=False), dict, lambda *words: seen.append(words))
-    assert "30 s" in asyncio.run(dashboard.obey(Stop()))
-    assert seen == [(15, " from the dashboard")]
+class Controller:
+    moves = True
+    has_stepped_down = False
+
+    def __init__(self):
+        self.seen = []
+
+    def interrupted(self, *words):
+        self.seen.append(words)
+
+
+def test_stop_of_the_dashboard_is_repeated_to_the_next_controller():
+    async def main():
+        controller, sent = Controller(), []
+        options = SimpleNamespace(grace_period_s=30.0, host=SimpleNamespace(name="a"))
+        own = SimpleNamespace(controller=controller)
+        departure = Departure(options, own, sent.append, lambda *words: None, lambda: False, lambda: 0.0)
+        dashboard = JobDashboard(job(watch=False), dict, departure.stop_job)
+        assert "30 s" in await dashboard.obey(Stop())
+        assert (controller.seen, sent) == ([(15, " from the dashboard")], [])
+        own.controller = None  # it has stepped down
+        departure.tell_again()
+        assert sent == [m.Interrupted(15)]
+
+    asyncio.run(main())
 
 
 class ChangingStore:

@@ -192,8 +192,8 @@ class Agent:
 
     def _lead(self, options: Options, term: Term | None) -> None:
         """Start the controller of the job on this host."""
-        registration = replace_fields(self._registration, flags=flags_of(options))
-        self.own.begin(self._make(options, self._machine, registration, self._supervisor.remove_at_end, term))
+        words, at_end = replace_fields(self._registration, flags=flags_of(options)), self._supervisor.remove_at_end
+        self.own.begin(self._make(options, self._machine, words, at_end, self._departure.stop_job, term))
 
     async def _take(self, channel: AnyChannel) -> bool:
         """Accept a connection from another host."""

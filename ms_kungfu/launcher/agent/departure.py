@@ -68,15 +68,26 @@ class Departure:
             # The job may end instead of continuing, if too few workers would remain.
             self._end_later(max(limit_s, self.options.grace_period_s) + _LET_GO_S, number, late)
             return
+        self._interrupt(number)
+
+    def stop_job(self) -> None:
+        """End the job on all hosts, for the dashboard, which the controller on this host serves.
+
+        This launcher repeats the request to the next controller, like that of a signal.
+        (`test_stop_of_the_dashboard_is_repeated_to_the_next_controller`.)
+        """
+        self._interrupt(signal.SIGTERM, " from the dashboard")
+
+    def _interrupt(self, number: int, where: str = "") -> None:
         self.interrupted = number
-        self._tell(m.Interrupted(number))
-        late = f"{PROGRAM}: interrupted by {signal_name(number)}, but the controller has not ended the job"
+        self._tell(m.Interrupted(number), where)
+        late = f"{PROGRAM}: interrupted by {signal_name(number)}{where}, but the controller has not ended the job"
         self._end_later(_HEAD_S + self.options.grace_period_s + self.wait_s(), number, late)
 
     def _end_later(self, seconds: float, number: int, words: str) -> None:
         asyncio.get_running_loop().call_later(seconds, self.end, 128 + number, words)
 
-    def _tell(self, message: m.Leave | m.Interrupted) -> None:
+    def _tell(self, message: m.Leave | m.Interrupted, where: str = "") -> None:
         """Send a message, even if a controller on this host hasn't registered this launcher yet."""
         controller, own = self.own.controller, self.options.host.name
         if controller is None or controller.has_stepped_down:
@@ -84,7 +95,7 @@ class Departure:
         elif isinstance(message, m.Leave):
             controller.host_leaves(own)
         else:
-            controller.interrupted(message.number, f" on host {own}" if controller.moves else "")
+            controller.interrupted(message.number, where or (f" on host {own}" if controller.moves else ""))
             if message.again:
                 controller.hurry()
 

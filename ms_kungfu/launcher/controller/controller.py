@@ -57,14 +57,15 @@ class Controller:
     The launcher of the controller's own host is one of the agents, and registers with `registration`.
 
     With a `term`, the controller decides only while it has the lease. It writes each decision to the snapshot before it
-    notifies any worker or host. `remove_at_end`: a file to remove when this process ends, for whatever reason.
+    notifies any worker or host. `remove_at_end`: a file to remove when this process ends, for whatever reason. `stop`
+    lets this host's launcher end the job for the dashboard, also under the next controller.
     """
 
     make_broker: Callable[..., Broker] = staticmethod(Broker)
 
     def __init__(
         self, options: Options, machine: Machine, registration: m.Registration,
-        remove_at_end: Callable[[Path, int], None], term: Term | None = None,
+        remove_at_end: Callable[[Path, int], None], stop: Callable[[], None], term: Term | None = None,
     ) -> None:  # fmt: skip
         self.last_words: str | None = None
         self.failed: int | None = None
@@ -84,7 +85,7 @@ class Controller:
         self._snapshot = SnapshotWriter(self.context, self._started_at)
         self.status = never_raises(self._status)
         self._nodes = JobNodes(self.context, self._snapshot, self.status, self._left_s, self.interrupted, self.hurry)
-        self._dashboard = JobDashboard(self.context, self.status, self.interrupted)
+        self._dashboard = JobDashboard(self.context, self.status, stop)
         self._copies = CopiesWatch(lambda: course.is_over)
         self._failures = WorkerFailures(self.context, self._nodes, self._copies)
         self._resizes = Resizes(self.context, self._nodes, self._failures)

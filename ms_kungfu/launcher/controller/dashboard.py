@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
@@ -34,11 +33,11 @@ _FAILED = {WorkerState.FAILING, WorkerState.KILLED, WorkerState.UNKILLABLE, Work
 
 @dataclass(eq=False)
 class JobDashboard:
-    """Implements `server.Job`. `describe`: returns the job's status. `interrupted`: ends the job by a signal."""
+    """Implements `server.Job`. `describe`: returns the job's status. `stop`: ends the job as a signal does."""
 
     job: JobContext
     describe: Callable[[], dict[str, Any]]
-    interrupted: Callable[[int, str], None]
+    stop: Callable[[], None]
     _server: DashboardServer | None = None
     _timer: asyncio.TimerHandle | None = None
 
@@ -137,7 +136,7 @@ class JobDashboard:
         if self.job.course.is_over:
             raise CommandRefused("the job is already ending")
         if isinstance(command, Stop):
-            self.interrupted(signal.SIGTERM, " from the dashboard")
+            self.stop()
             limit_s = self.job.options.grace_period_s
             return f"the job ends; its workers have {limit_s:g} s to write a checkpoint (-grace-period)"
         if not self.job.options.watch:

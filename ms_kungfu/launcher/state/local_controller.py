@@ -53,5 +53,5 @@ class LocalController(Protocol):
 class MakeController(Protocol):
     def __call__(
         self, options: Options, machine: Machine, registration: m.Registration,
-        remove_at_end: Callable[[Path, int], None], term: Term | None = None,
+        remove_at_end: Callable[[Path, int], None], stop: Callable[[], None], term: Term | None = None,
     ) -> LocalController: ...  # fmt: skip

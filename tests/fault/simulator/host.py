@@ -146,8 +146,8 @@ class HostLoop(asyncio.AbstractEventLoop):
 class WatchedController(controller.Controller):
     """The real one, watched."""
 
-    def __init__(self, options, machine, registration, remove_at_end, term=None):
-        super().__init__(options, machine, registration, remove_at_end, term)
+    def __init__(self, options, machine, registration, remove_at_end, stop, term=None):
+        super().__init__(options, machine, registration, remove_at_end, stop, term)
         self._world, self._machine_of = machine._world, machine._host
         self.make_broker = machine.make_broker
         if term is None:
