@@ -6,7 +6,7 @@ Clients must not be able to disturb the job:
   request, by default within ten seconds. At the limit, a new connection closes the connection that has waited longest
   without a request. So a client that sends its request at once, as ms_kungfu does, is served even if many others are
   silent or slow. A client in the TLS handshake counts too, and is closed first.
-- A server may also limit the connections from each address. It closes further ones.
+- A server may also limit the connections from each address. It closes connections beyond that limit.
 """
 
 from __future__ import annotations

@@ -210,8 +210,8 @@ class TraceFile {
     std::vector<std::shared_ptr<Ring>> rings;
     std::vector<std::string> names;
     uint64_t lost = 0;
-    bool stops = false;
-    for (bool fits = true; !stops && fits;) {
+    bool stops = false, fits = true;
+    while (!stops && fits) {
       {
         std::unique_lock<std::mutex> lock(mutex_);
         news_.wait_for(lock, kInterval, [this] { return stopping_; });
@@ -243,7 +243,7 @@ class TraceFile {
       fits = Flush();
     }
     Trace::on_.store(false, std::memory_order_relaxed);
-    if (!failed_) End(lost);
+    if (!failed_) End(lost, !fits);
     close(fd_);
     const std::lock_guard<std::mutex> guard(mutex_);
     for (const auto& ring : rings_) {  // events that this trace has not written don't belong to the next one
@@ -321,9 +321,10 @@ class TraceFile {
     return true;
   }
 
-  void End(uint64_t lost) {
+  void End(uint64_t lost, bool is_cut) {
     text_ = "{\"ph\":\"M\",\"name\":\"kungfu_end\"," + prefix_ + "0,\"args\":{\"lost\":";
     Append(text_, lost);
+    if (is_cut) text_ += ",\"reason\":\"size limit\"";
     text_ += "}}\n]\n";
     WriteAll();
   }

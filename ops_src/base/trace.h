@@ -20,7 +20,8 @@ namespace kungfu {
 // is written and read at the same time.
 // Test: Trace.EventsOfManyThreadsAreWrittenWholeAndInOrder
 //
-// 2. A producer never waits for the writer: if its ring is full, the event is lost, and the file says how many were.
+// 2. A producer never waits for room: if its ring is full, the event is lost, and the file says how many were. `Name`
+// shares a mutex with the writer, which holds it only to copy names and pointers.
 // Test: Trace.FullRingLosesEventsAndCountsThem
 //
 // 3. A ring is freed after its thread has ended and its events are written. The thread sets `retired` (release) after

@@ -136,6 +136,13 @@ def test_trace_of_a_killed_worker_is_readable(tmp_path):
     assert sum(event["ph"] == "X" for event in merged(tmp_path / "all.json.gz")["traceEvents"]) == 20
 
 
+def test_summary_says_that_a_trace_ends_at_its_limit():
+    for more, is_shown in (({}, False), ({"reason": "size limit"}, True)):
+        worker = WorkerTrace()
+        worker.add(TraceEvent("M", "kungfu_end", 1, 0, args={"lost": 0, **more}))
+        assert any("KUNGFU_TRACE_BYTES" in line for line in summary_of(worker)) == is_shown
+
+
 def test_traces_of_earlier_jobs_are_left_out(tmp_path, capsys):
     write(tmp_path, 10, job="old", unix_us=5)
     write(tmp_path, 11, job="new", unix_us=6)

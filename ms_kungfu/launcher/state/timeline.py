@@ -64,6 +64,7 @@ class WorkerTrace:
     monotonic_us: float = 0.0
     is_known: bool = False  # whether the file has said what it is
     lost: int = 0
+    is_cut: bool = False  # whether the file has reached its size limit
     ranks: list[int] = field(default_factory=list)  # in the versions that it was in
     first_us: float = float("inf")
     last_us: float = 0.0
@@ -102,7 +103,7 @@ class WorkerTrace:
         if event.name == "thread_name":
             self.threads[event.tid] = str(event.args["name"])
         elif event.name == "kungfu_end":
-            self.lost = int(event.args["lost"])
+            self.lost, self.is_cut = int(event.args["lost"]), "reason" in event.args
         elif event.name == "kungfu_begin":
             self.is_known, self.pid = True, event.pid
             for name in ("host", "job", "clock", "unix_us", "monotonic_us"):
@@ -265,6 +266,8 @@ def summary_of(worker: WorkerTrace) -> list[str]:
         lines.append(f"  waits most for {awaited}: {_percent(most, sum(worker.awaited.values()))} of its waiting")
     if worker.lost:
         lines.append(f"  {worker.lost} events lost: more than the writer could write")
+    if worker.is_cut:
+        lines.append("  the trace ends before its worker, at the size limit; set a higher KUNGFU_TRACE_BYTES")
     return lines
 
 
