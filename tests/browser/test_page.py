@@ -348,6 +348,17 @@ def test_page_has_no_accessibility_violation_and_fits(width, scheme, fed, feed, 
     assert violations(page) == []
 
 
+def test_page_that_has_not_connected_yet_connects(fed, opened):
+    """Before the first message, the page makes no statement about the connection, the job's state or the program."""
+    page = opened("about:blank").page
+    page.add_init_script("globalThis.EventSource = class { addEventListener() {} };")
+    page.goto(fed.server.url)
+    shows(page, "#sentence", "^The page connects to the launcher.$")
+    assert [page.locator(each).inner_text() for each in ("#connection", "#state")] == ["connecting"] * 2
+    assert "passes no loss" not in page.content()
+    assert "isn't known" not in page.content()
+
+
 def test_page_without_events_has_empty_states(fed, opened):
     found = opened(fed.server.url)
     shows(found.page, "#sentence", "^The job is starting.$")

@@ -162,18 +162,19 @@ class View {
 
   drawHead() {
     const { account, now } = this.job, { tone, text: sentence } = this.situation;
-    let state = now?.status?.state ?? (account.began ? "running" : "starting");
+    let state = now?.status?.state ?? (account.began ? "running" : this.connected ? "starting" : "connecting");
     if (account.ended) state = `exit code ${account.ended.exit_code}`;
     else if (!this.isLive) state = "not ended";
     text(byId("state"), state);
     byId("state").dataset.tone = account.ended ? (hasFailed(account.ended) ? "bad" : "good") : state === "running" ? "good" : "wait";
-    const isLost = this.isLive && !this.connected && !account.ended;
-    const lost = this.lostAt === null ? "" : ` for ${clock((Date.now() - this.lostAt) / 1000)}`;
-    text(byId("connection"), !this.isLive ? "report" : isLost ? `not connected${lost}` : account.ended ? "" : "live");
-    byId("situation").dataset.tone = isLost ? "wait" : tone;
-    text(byId("sentence"), isLost ? "The page has no connection to the launcher. It tries again." : sentence);
-    text(byId("detail"), isLost ? `Last known: ${sentence}` : this.detail());
-    const spoken = (isLost ? "no connection" : sentence).replace(/, for [^,]* now\.$/, "."); // without the seconds
+    const isOff = this.isLive && !this.connected && !account.ended, isLost = isOff && this.lostAt !== null;
+    const lost = isLost ? `not connected for ${clock((Date.now() - this.lostAt) / 1000)}` : "connecting";
+    const off = isLost ? "The page has no connection to the launcher. It tries again." : "The page connects to the launcher.";
+    text(byId("connection"), !this.isLive ? "report" : isOff ? lost : account.ended ? "" : "live");
+    byId("situation").dataset.tone = isOff ? "wait" : tone;
+    text(byId("sentence"), isOff ? off : sentence);
+    text(byId("detail"), isLost ? `Last known: ${sentence}` : isOff ? "" : this.detail());
+    const spoken = (isLost ? "no connection" : isOff ? "connecting" : sentence).replace(/, for [^,]* now\.$/, "."); // without the seconds
     if (spoken !== this.spoken) text(byId("spoken"), (this.spoken = spoken));
     byId("actions").hidden = !this.mayAct();
     byId("resize").hidden = !this.job.follows;
@@ -567,10 +568,12 @@ class Chart {
     this.origin = job.first;
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
     if (!this.points.length) {
-      this.svg.replaceChildren(draw("text", { x: this.width / 2, y: HEIGHT / 2, "text-anchor": "middle" }, kind.empty));
+      // The reason in `kind.empty` is known only once there are statistics.
+      const empty = job.points.length || kind.id === "workers" ? kind.empty : "No step has ended yet.";
+      this.svg.replaceChildren(draw("text", { x: this.width / 2, y: HEIGHT / 2, "text-anchor": "middle" }, empty));
       text(this.readout, "");
-      text(this.summary, kind.empty);
-      this.element.setAttribute("aria-label", `${kind.title}: ${kind.empty}`);
+      text(this.summary, empty);
+      this.element.setAttribute("aria-label", `${kind.title}: ${empty}`);
       return;
     }
     const values = this.points.map(([, value]) => value);
@@ -866,7 +869,8 @@ function follow(view) {
   source.addEventListener("past", (message) => { view.job.past(JSON.parse(message.data)); view.changed(); });
   source.addEventListener("now", (message) => { heard(); view.job.live(JSON.parse(message.data)); view.changed(); });
   source.addEventListener("error", () => {
-    if (view.connected) { view.connected = false; view.lostAt = Date.now(); }
+    view.connected = false;
+    view.lostAt ??= Date.now();
     view.changed();
   });
   setInterval(() => { if (!view.connected) view.changed(); }, 1000);
