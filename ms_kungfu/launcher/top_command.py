@@ -11,7 +11,7 @@ from ms_kungfu._flags import FlagParser, UsageError, failed
 from ms_kungfu._processes import printing
 from ms_kungfu.cluster_store import StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
-from ms_kungfu.launcher.memory import taken_bytes
+from ms_kungfu.launcher.memory import resident_bytes
 from ms_kungfu.launcher.status_command import ANSWER_S, job_at, printable_job, readable
 from ms_kungfu.launcher.status_socket import jobs_by_launcher
 
@@ -94,7 +94,7 @@ def _with_memory(job: dict[str, Any]) -> dict[str, Any]:
     """Add the memory of each process, in bytes, if the job is on this machine alone."""
     if len(job["hosts"]) == 1:
         for process in job["processes"]:
-            process["memory"] = taken_bytes(process["pid"]) if process["pid"] else None
+            process["memory"] = resident_bytes(process["pid"]) if process["pid"] else None
     return job
 
 

@@ -342,7 +342,7 @@ def test_top_says_which_job_it_cannot_find(monkeypatch, capsys, words, jobs, cod
 def test_top_in_a_pipe_shows_the_job_once(monkeypatch, capsys):
     hosts = iter([5, 6])  # two hosts of the job are on this machine
     monkeypatch.setattr(top_command, "jobs_by_launcher", lambda *_: ((pid, document(job="x")) for pid in hosts))
-    monkeypatch.setattr(top_command, "taken_bytes", lambda pid: 1 << 20)
+    monkeypatch.setattr(top_command, "resident_bytes", lambda pid: 1 << 20)
     assert main(["top"]) == 0
     assert "python train.py" in (out := capsys.readouterr().out)
     assert "1 MiB" in out
