@@ -6,6 +6,7 @@ import ast
 import inspect
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import msgspec
 import pytest
@@ -19,11 +20,12 @@ from ms_kungfu.cluster_store import LeadershipState, StoreUnreachableError
 from ms_kungfu.launcher import joining
 from ms_kungfu.launcher.agent import agent, departure, job_status, succession
 from ms_kungfu.launcher.control import RefusedError
+from ms_kungfu.launcher.controller.nodes import JobNodes
 from ms_kungfu.launcher.joining import joining_host, options_from, terms_of
 from ms_kungfu.launcher.options import JoinRequest, parse_command_line
 from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, parse_hosts
 from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot
-from ms_kungfu.launcher.state.policy import Action, hosts_leave
+from ms_kungfu.launcher.state.policy import Action, hosts_leave, signal_name
 from ms_kungfu.launcher.state.versions import ClusterVersions, Grant, Stay
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import encode
@@ -155,6 +157,36 @@ def test_a_host_leaves_where_enough_stay_and_else_the_job_ends(left, least, goes
     else:
         assert (verdict.action, verdict.exit_code) == (Action.FAIL, 143)
         assert verdict.reason.startswith("interrupted by SIGTERM on host b, without which ")
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "reason"), [(15, 143, "has not released this host"), (2, 130, "has not ended the job")]
+)
+def test_leader_that_ends_late_names_the_store(monkeypatch, number, code, reason):
+    ended, nothing = [], lambda *_: None
+    now = SimpleNamespace(call_later=lambda seconds, function, *arguments: function(*arguments))
+    monkeypatch.setattr(departure.asyncio, "get_running_loop", lambda: now)
+    controller = SimpleNamespace(is_over=False, has_stepped_down=False, moves=True, store_error=None,
+                                 host_leaves=nothing, interrupted=nothing)  # fmt: skip
+    for error in (None, StoreUnreachableError("etcd://e/job: Connection refused")):
+        controller.store_error = error
+        own = SimpleNamespace(controller=controller, for_ever=None)
+        options = parse_command_line(["-np", "1", "-w", "sh"])
+        leaving = departure.Departure(options, own, nothing, lambda *how: ended.append(how), lambda: False, lambda: 0.0)
+        leaving.on_signal(number)
+    words = f"kungfu-run: interrupted by {signal_name(number)}, but the controller {reason}"
+    because = ", because the store accepts no change: etcd://e/job: Connection refused"
+    assert ended == [(code, words), (code, words + because)]
+
+
+@pytest.mark.parametrize(("awaits", "when"), [(False, "after this step"), (True, "when the store answers")])
+def test_host_that_leaves_is_logged_with_when_its_workers_leave(monkeypatch, caplog, awaits, when):
+    job = MagicMock(resumes=False)
+    job.course.is_over, job.leadership.awaits_store = False, awaits
+    leaving = JobNodes(job, *[MagicMock()] * 5)
+    monkeypatch.setattr(leaving, "has_enough_who_stay", lambda: False)
+    leaving.host_leaves("a")
+    assert caplog.messages == [f"host leaving: host=a reason=SIGTERM. Its workers leave {when}"]
 
 
 # ---- what is written to the store ----

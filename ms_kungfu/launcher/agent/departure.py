@@ -64,9 +64,9 @@ class Departure:
                 "host leaving: host=%s limit_s=%g. Its workers leave after their step (-leave-grace)",
                 self.options.host.name, limit_s,
             )  # fmt: skip
-            late = f"{PROGRAM}: interrupted by SIGTERM, but the controller has not released this host"
             # The job may end instead of continuing, if too few workers would remain.
-            self._end_later(max(limit_s, self.options.grace_period_s) + _LET_GO_S, number, late)
+            limit_s = max(limit_s, self.options.grace_period_s) + _LET_GO_S
+            self._end_later(limit_s, signal_name(number), number, "the controller has not released this host")
             return
         self._interrupt(number)
 
@@ -81,11 +81,17 @@ class Departure:
     def _interrupt(self, number: int, where: str = "") -> None:
         self.interrupted = number
         self._tell(m.Interrupted(number), where)
-        late = f"{PROGRAM}: interrupted by {signal_name(number)}{where}, but the controller has not ended the job"
-        self._end_later(_HEAD_S + self.options.grace_period_s + self.wait_s(), number, late)
+        limit_s = _HEAD_S + self.options.grace_period_s + self.wait_s()
+        self._end_later(limit_s, f"{signal_name(number)}{where}", number, "the controller has not ended the job")
 
-    def _end_later(self, seconds: float, number: int, words: str) -> None:
-        asyncio.get_running_loop().call_later(seconds, self.end, 128 + number, words)
+    def _end_later(self, seconds: float, by: str, number: int, reason: str) -> None:
+        asyncio.get_running_loop().call_later(seconds, self._end_late, by, number, reason)
+
+    def _end_late(self, by: str, number: int, reason: str) -> None:
+        controller = self.own.controller
+        error = None if controller is None else controller.store_error
+        because = "" if error is None else f", because the store accepts no change: {error}"
+        self.end(128 + number, f"{PROGRAM}: interrupted by {by}, but {reason}{because}")
 
     def _tell(self, message: m.Leave | m.Interrupted, where: str = "") -> None:
         """Send a message, even if a controller on this host hasn't registered this launcher yet."""

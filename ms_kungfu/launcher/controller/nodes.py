@@ -121,7 +121,8 @@ class JobNodes:
         hosts = self.hosts
         if name in hosts.leaving or name in hosts.lost:
             return
-        _log.warning("host leaving: host=%s reason=SIGTERM. Its workers leave after this step", name)
+        when = "when the store answers" if job.leadership.awaits_store else "after this step"
+        _log.warning("host leaving: host=%s reason=SIGTERM. Its workers leave %s", name, when)
         job.events.emit(e.HostDraining(host=name, reason="SIGTERM"))
         job.history.note(f"host {name} is leaving")
         job.coordinator.hosts = hosts.letting_go(name)
