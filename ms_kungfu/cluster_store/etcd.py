@@ -118,7 +118,9 @@ class EtcdClusterStore(EtcdMembers):
             if not answer.get("kvs"):
                 return _Held(0, seen)
             found = answer["kvs"][0]
-            document = decode_object(base64.b64decode(found["value"]), MAX_ANSWER_BYTES)
+            document = decode_object(base64.b64decode(found.get("value", "")), MAX_ANSWER_BYTES)
+            if missing := [key for key in ("Version", "Writer", "Mark", "Cluster") if key not in document]:
+                raise ValueError(f"it has no {missing[0]}")
             version, writer, mark = document["Version"], document["Writer"], document["Mark"]
             cluster = document["Cluster"]
             if not isinstance(writer, str) or not isinstance(mark, str):
@@ -129,8 +131,9 @@ class EtcdClusterStore(EtcdMembers):
                 raise ValueError(f"its version is {version!r}")
             return _Held(number(found, "mod_revision"), seen, version, cluster, mark)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
+            why = error if isinstance(error, ValueError) else repr(error)
             raise ConfigServerError(
-                f"{self.url}: the key {self._key} holds no cluster of ms_kungfu ({error!r}); use another "
+                f"{self.url}: the key {self._key} holds no cluster of ms_kungfu ({why}); use another "
                 "job name in the URL, or delete the key"
             ) from None
 

@@ -89,6 +89,7 @@ def test_page_says_of_rare_events_what_explain_says(compute):
         {"event": "statistics", "seconds": 0.001, "steps": 1, "loss": "nan"},
         {"event": "step_delayed", "step": 12, "seconds": 2.25},
         {"event": "worker_failed", "rank": 2, "host": "b", "exit_code": 1, "reason": "exited", "decision": "replace"},
+        {"event": "worker_failed", "host": "b", "signal": 9, "reason": "was killed", "standing": "standby"},
         {"event": "worker_failed", "rank": 1, "host": "b", "signal": 9, "reason": "was killed by SIGKILL", "step": 11},
         {"event": "failure_seen", "rank": 1, "step": 12, "seconds": 0.5, "survivors": [0, 2, 3, 4, 5, 7]},
         {"event": "worker_failed", "signal": 9, "reason": "was killed by SIGKILL", "standing": "standby"},

@@ -361,7 +361,7 @@ def example_of_metrics():
     for event in (
         began(0.0), e.JobStarted(workers=2, hosts=["a"], command="c", time=0.0),
         statistics(1, loss=0.5), statistics(2), statistics(4, p50=0.3),
-        e.WorkerFailed(decision="shrink", time=4.0),
+        e.WorkerFailed(decision="shrink", time=4.0), e.WorkerFailed(decision="shrink", standing="standby", time=4.0),
         e.VersionCommitted(version=1, workers=1, workers_before=2, seconds=1),
         e.StallEnded(seconds=3.0, rank=1),
         e.RankStatistics(seconds=2.0, p50=[0.1, 0.1], p99=[0.1, 0.1], computing=[0.1, 0.9], waiting=[0.8, None],

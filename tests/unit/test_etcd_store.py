@@ -304,7 +304,17 @@ def test_a_token_that_is_over_is_asked_for_again(member, monkeypatch):
         (
             200,
             {"header": {"revision": "1"}, "kvs": [{"value": "bm9uZQ==", "mod_revision": "1"}]},
-            "holds no cluster",
+            "holds no cluster of ms_kungfu (it is not JSON",
+        ),
+        (
+            200,
+            {"header": {"revision": "1"}, "kvs": [{"mod_revision": "1"}]},  # an empty value
+            "holds no cluster of ms_kungfu (it is not JSON",
+        ),
+        (
+            200,
+            {"header": {"revision": "1"}, "kvs": [{"value": "e30=", "mod_revision": "1"}]},
+            "holds no cluster of ms_kungfu (it has no Version); use another job name",
         ),
         (200, {"header": 5}, "has no revision"),
         (200, "x" * 2_000_000, "answered more than"),

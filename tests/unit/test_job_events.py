@@ -404,6 +404,14 @@ def test_summary_of_a_job_without_steps_says_no_more():
     assert account.summary(None) == ['duration="0.5 s" exit_code=0 workers=2']
 
 
+def test_failure_of_a_standby_is_not_in_the_summary():
+    account = JobAccount()
+    account.add(e.JobStarted(time=100.0, workers=2, hosts=["a"], command="x"))
+    account.add(e.WorkerFailed(time=100.2, host="a", standing="standby", reason="was killed by SIGKILL"))
+    account.add(e.JobEnded(time=100.5, exit_code=0))
+    assert account.summary(None) == ['duration="0.5 s" exit_code=0 workers=2']
+
+
 def test_job_that_never_started_has_no_summary():
     assert JobAccount().summary("/logs") == []
 

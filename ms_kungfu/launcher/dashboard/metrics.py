@@ -33,7 +33,7 @@ class JobMetrics:
         elif isinstance(event, e.VersionCommitted):
             self._resizes += 1
             self._waiting = []
-        elif isinstance(event, e.WorkerFailed):
+        elif isinstance(event, e.WorkerFailed) and event.standing != "standby":
             self._failures[event.decision] += 1
 
     def render(self, status: dict[str, Any]) -> tuple[bytes, str]:

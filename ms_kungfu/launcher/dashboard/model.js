@@ -73,7 +73,7 @@ class Account {
       case "leader_changed": this.began = this.began || event; break;
       case "job_ended": this.ended = event; break;
       case "version_committed": this.hasSize(event.workers); break;
-      case "worker_failed": this.failures += 1; break;
+      case "worker_failed": this.failures += event.standing === "standby" ? 0 : 1; break;
       case "stall_ended": this.stalls += 1; this.stalled_s += event.seconds; break;
       case "statistics":
         this.steps = event.step || this.steps;

@@ -55,7 +55,7 @@ class JobAccount:
         elif isinstance(event, e.Resized):
             if self.slowest is None or event.seconds > self.slowest.seconds:
                 self.slowest = event
-        elif isinstance(event, e.WorkerFailed):
+        elif isinstance(event, e.WorkerFailed) and event.standing != "standby":  # a standby's failure costs no step
             self.failures += 1
             self.failed.append(event)
         elif isinstance(event, e.FailureSeen) and event.rank is not None:
