@@ -27,10 +27,10 @@ class Dropout(nn.Cell):
     repeatedly. Two calls of a cell drop different elements. Outside of such a step, two values
     determine the mask:
 
-    - ``mindspore.get_seed()`` and the rank at the time when the cell was created;
+    - ``mindspore.get_seed()`` and the rank, both as they were when the cell was created;
     - the number of masks that the process has generated before.
 
-    Without a seed, masks differ from run to run.
+    If the worker's rank changes later, its masks don't. Without a seed, masks differ from run to run.
 
     The cell works on CPUs only. Don't use ``recompute`` in PyNative mode: MindSpore would compute the
     cell again in the backward pass with a different mask.
