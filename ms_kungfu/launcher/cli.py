@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
-import io
 import logging
 import os
+import queue
 import resource
 import shutil
 import signal
-import stat
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -46,6 +46,8 @@ _SWITCH_INTERVAL_S = 5e-4
 _LEAST_DESCRIPTORS = 32  # for the launcher and one worker
 _LIKENESS = 0.8  # of a word to a command that was probably meant
 _NEVER = logging.CRITICAL + 1
+_MAX_LOG_LINES = 10_000  # of -logfile, before its disk must have accepted some
+_LOG_CLOSE_S = 1.0  # time for its last lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,29 +147,47 @@ class _ToOutput(logging.Handler):
         self._output.say(f"[{PROGRAM}] {self.format(record)}")
 
 
-class _ToFile(logging.FileHandler):
-    """Write the launcher's log to the file of -logfile.
+class _ToFile(logging.Handler):
+    """Write the launcher's log to the file of -logfile, in a separate thread.
 
-    If a write fails (a full disk, or a pipe whose reader is too slow), the launcher logs the failure once, and the job
-    continues without the file.
+    A hung disk, a stopped terminal or a pipe whose reader is too slow blocks only that thread. `emit` never waits: the
+    queue is bounded. If a write fails or the queue is full, the launcher logs the failure once, and the job continues
+    without the file. (`test_logfile_on_a_stopped_terminal_blocks_no_signal`.)
     """
 
     def __init__(self, path: Path, output: Output) -> None:
-        super().__init__(path, mode="w", encoding="utf-8")
+        super().__init__()
         self._path, self._output = path, output
+        self._fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, devices=True)
+        self._lines: queue.Queue[bytes | None] = queue.Queue(_MAX_LOG_LINES)  # None: no line follows
+        self._thread = threading.Thread(target=self._run, name="kungfu-log", daemon=True)
+        self._thread.start()
 
-    def _open(self) -> io.TextIOWrapper:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        fd = open_regular(self.baseFilename, flags, devices=True)
-        if stat.S_ISFIFO(os.fstat(fd).st_mode):
-            os.set_blocking(fd, False)  # the launcher never waits for a reader
-        return os.fdopen(fd, "w", encoding="utf-8")
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait(self.format(record).encode("utf-8", "backslashreplace") + b"\n")
+        except queue.Full:
+            self._give_up("it accepts no data")
 
-    def handleError(self, record: logging.LogRecord) -> None:
-        error = sys.exc_info()[1]
-        if isinstance(error, OSError) and self.level != _NEVER:
+    def close(self) -> None:
+        """Wait for up to `_LOG_CLOSE_S` seconds until the last lines are written. `logging` calls this at exit."""
+        super().close()
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(None)
+            self._thread.join(_LOG_CLOSE_S)
+
+    def _run(self) -> None:
+        try:
+            while (line := self._lines.get()) is not None:
+                while line:
+                    line = line[os.write(self._fd, line) :]
+        except OSError as error:
+            self._give_up(error.strerror or str(error))
+
+    def _give_up(self, error: str) -> None:
+        if self.level != _NEVER:
             self.setLevel(_NEVER)
-            self._output.say(f"{PROGRAM}: {self._path} is given up, the job goes on without it: {error.strerror}")
+            self._output.say(f"{PROGRAM}: {self._path} is given up, the job goes on without it: {error}")
 
 
 def _formatter(prefix: str = "") -> logging.Formatter:

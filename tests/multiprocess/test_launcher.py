@@ -1,6 +1,7 @@
 """kungfu-run from its first process to its last, with workers that need no MindSpore. No way to end leaves anything."""
 
 import contextlib
+import logging
 import os
 import pty
 import re
@@ -11,10 +12,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from launching import Terminal
 
+from ms_kungfu.launcher import cli
 from ms_kungfu.launcher.affinity import allowed_cores
 from ms_kungfu.launcher.controller.following import CopiesWatch
 
@@ -499,6 +502,44 @@ def test_full_disk_under_logfile_is_reported_once(kungfu_run, tmp_path):
     job = kungfu_run("-np", 2, "-logfile", "launcher.log", "true")
     job.assert_exit(0)
     assert job.lines == ["kungfu-run: launcher.log is given up, the job goes on without it: No space left on device"]
+
+
+def filled_terminal():
+    """A terminal whose reader has stopped: both its ends, and the path to write to."""
+    ours, theirs = pty.openpty()
+    os.set_blocking(theirs, False)
+    for _ in range(10):  # the kernel moves what is written on, and has room for more then
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(theirs, b"x" * 64)
+        time.sleep(0.02)
+    return ours, theirs, os.ttyname(theirs)
+
+
+def test_logfile_on_a_stopped_terminal_blocks_no_signal(kungfu_run):
+    ours, theirs, path = filled_terminal()
+    try:
+        job = kungfu_run("-logfile", path, "sh", "-c", "trap 'exit 7' TERM; echo ready; while :; do sleep 0.1; done")
+        job.wait_for("^ready$")
+        job.signal(signal.SIGTERM)
+        job.assert_exit(128 + signal.SIGTERM, timeout=30)
+    finally:
+        os.close(theirs)
+        os.close(ours)
+
+
+def test_full_queue_of_the_logfile_is_reported_once(monkeypatch):
+    ours, theirs, path = filled_terminal()
+    monkeypatch.setattr(cli, "_MAX_LOG_LINES", 3)
+    monkeypatch.setattr(cli, "_LOG_CLOSE_S", 0.01)
+    told = []
+    file = cli._ToFile(path, SimpleNamespace(say=told.append))
+    for _ in range(9):
+        file.handle(logging.LogRecord("x", logging.INFO, "", 0, "x" * 4096, None, None))
+    file.close()
+    assert told == [f"kungfu-run: {path} is given up, the job goes on without it: it accepts no data"]
+    os.close(theirs)
+    os.close(ours)
 
 
 def test_much_output_of_many_workers_keeps_its_lines_whole(kungfu_run, script):
