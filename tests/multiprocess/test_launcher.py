@@ -1,7 +1,6 @@
 """kungfu-run from its first process to its last, with workers that need no MindSpore. No way to end leaves anything."""
 
 import contextlib
-import logging
 import os
 import pty
 import re
@@ -12,12 +11,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from launching import Terminal
 
-from ms_kungfu.launcher import cli
 from ms_kungfu.launcher.affinity import allowed_cores
 from ms_kungfu.launcher.controller.following import CopiesWatch
 
@@ -528,20 +525,6 @@ def test_logfile_on_a_stopped_terminal_blocks_no_signal(kungfu_run):
         os.close(ours)
 
 
-def test_full_queue_of_the_logfile_is_reported_once(monkeypatch):
-    ours, theirs, path = filled_terminal()
-    monkeypatch.setattr(cli, "_MAX_LOG_LINES", 3)
-    monkeypatch.setattr(cli, "_LOG_CLOSE_S", 0.01)
-    told = []
-    file = cli._ToFile(path, SimpleNamespace(say=told.append))
-    for _ in range(9):
-        file.handle(logging.LogRecord("x", logging.INFO, "", 0, "x" * 4096, None, None))
-    file.close()
-    assert told == [f"kungfu-run: {path} is given up, the job goes on without it: it accepts no data"]
-    os.close(theirs)
-    os.close(ours)
-
-
 def test_much_output_of_many_workers_keeps_its_lines_whole(kungfu_run, script):
     worker = script(
         "import os, sys\nfor i in range(20000):\n    print(f'{os.environ[\"RANK_ID\"]} {i} ' + 'x' * (i % 70))\n"
@@ -583,6 +566,24 @@ def test_a_terminal_that_takes_nothing_does_not_keep_the_job_from_ending(kungfu_
         job = kungfu_run("-timeout", "1s", *worker, stdout=writing)
         os.close(writing)
         job.assert_exit(124)
+        job.assert_gone(time.monotonic())
+    finally:
+        os.close(reading)
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])
+def test_signal_ends_the_wait_for_a_reader_after_the_workers(numbers, kungfu_run, script, tmp_path):
+    reading, writing = os.pipe()
+    worker = script("print('x' * 500_000, flush=True)")
+    try:
+        job = kungfu_run("-logfile", "log", *worker, stdout=writing)
+        os.close(writing)
+        while not (tmp_path / "log").exists() or "all workers have finished" not in (tmp_path / "log").read_text():
+            time.sleep(0.01)
+        assert job.process.poll() is None
+        for number in numbers:
+            job.signal(number)
+        job.assert_exit(0, timeout=20)
         job.assert_gone(time.monotonic())
     finally:
         os.close(reading)

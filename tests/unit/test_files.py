@@ -140,7 +140,8 @@ def test_log_file_of_the_launcher_that_is_a_fifo_is_refused(fifo):
         cli._ToFile(fifo, None)
 
 
-def test_launcher_log_into_a_pipe_never_waits_for_its_reader():
+def test_launcher_log_into_a_pipe_never_waits_for_its_reader(monkeypatch):
+    monkeypatch.setattr(cli, "_MAX_LOG_LINES", 100)
     reader, writer = os.pipe()
     told = []
     handler = cli._ToFile(f"/dev/fd/{writer}", SimpleNamespace(say=told.append))
@@ -148,7 +149,7 @@ def test_launcher_log_into_a_pipe_never_waits_for_its_reader():
     record = logging.LogRecord("ms_kungfu", logging.INFO, "", 0, "%s", ("x" * 1000,), None)
     handler.handle(record)
     assert os.read(reader, 2000) == b"x" * 1000 + b"\n"
-    for _ in range(200):  # more than a pipe holds
+    for _ in range(200):  # more than the pipe and the queue hold
         if record.levelno >= handler.level:
             handler.handle(record)
     (line,) = told

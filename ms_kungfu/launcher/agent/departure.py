@@ -15,6 +15,7 @@ from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
 _HEAD_S = 5.0  # time for the controller to end the job after a signal to this launcher
+_OUTPUT_S = 1.0  # time for the remaining output after a signal
 _LET_GO_S = 15.0  # additional time for the controller, and for workers that are killed at the end of -leave-grace
 
 
@@ -34,6 +35,8 @@ class Departure:
     wait_s: Callable[[], float]
     is_leaving: bool = False
     interrupted: int = 0  # the signal that must end the job
+    cut_output: Callable[[], None] | None = None
+    """Drops the remaining output. Set once the job has ended here and only the reader of the output is awaited."""
 
     def on_signal(self, number: int) -> None:
         """Leave the job, or end it.
@@ -42,7 +45,13 @@ class Departure:
         signal, the controller ends the job on all hosts within -grace-period. After a second such signal to this
         launcher, the job ends at once. This host then ends even if the controller doesn't react. If the controller on
         this host has the lease and may leave, the other hosts continue the job.
+
+        If the job has ended, a signal limits the time for its output to `_OUTPUT_S`. A second one drops the output.
         """
+        if self.cut_output is not None:
+            asyncio.get_running_loop().call_later(0.0 if self.interrupted else _OUTPUT_S, self.cut_output)
+            self.interrupted = number
+            return
         controller = self.own.controller
         again = bool(self.interrupted) or (number == signal.SIGTERM and self.is_leaving)
         if controller is not None and controller.is_over and not controller.has_stepped_down:
@@ -54,6 +63,7 @@ class Departure:
         if self.interrupted:
             self._tell(m.Interrupted(number, again=True))
         if again or self.is_alone():
+            self.interrupted = number
             self.end(128 + number, f"{PROGRAM}: interrupted by {signal_name(number)}")
             return
         if number == signal.SIGTERM and self.options.watch and self.own.for_ever is None:

@@ -173,6 +173,8 @@ class Output:
         self._block: Callable[[], str] | None = None
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_out.setblocking(False)
+        self._is_written = False
+        self._is_over = threading.Event()  # everything is written, or `close` needn't wait for it
         self._thread = threading.Thread(target=self._run, name="kungfu-output", daemon=True)
         self._thread.start()
 
@@ -254,10 +256,14 @@ class Output:
         slow, `last_words` replace the remaining output.
         """
         self._do(functools.partial(self._close, last_words, block))
-        self._thread.join(timeout_s)
-        if last_words is not None and self._thread.is_alive():
+        self._is_over.wait(timeout_s)
+        if last_words is not None and not self._is_written:
             self._last_words = None
             self._screens[1].write_if_it_is_read(last_words)
+
+    def cut(self) -> None:
+        """End the wait of `close`. For any thread."""
+        self._is_over.set()
 
     def _open_log(self, path: Path) -> int | None:
         begun = path in self._logs_begun
@@ -283,6 +289,13 @@ class Output:
     # ---- the thread ----
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            self._is_written = True
+            self._is_over.set()
+
+    def _serve(self) -> None:
         with self._selector:
             self._selector.register(self._wake_in, selectors.EVENT_READ)
             while True:
