@@ -3,6 +3,7 @@ import os
 import pty
 import struct
 import termios
+import threading
 import time
 
 import pyte
@@ -273,6 +274,23 @@ def test_files_of_the_log_folder_have_the_prefix_if_it_is_asked_for(tmp_path):
             worker.write(b"one\ntwo")
         received()
         assert (tmp_path / words / "a.10000.stdout.log").read_text() == expected
+
+
+def test_log_folder_that_hangs_blocks_no_caller(tmp_path, monkeypatch):
+    hangs, opened = threading.Event(), output_module.open_regular
+
+    def open_regular(path, flags):
+        assert hangs.wait(20)
+        return opened(path, flags)
+
+    monkeypatch.setattr(output_module, "open_regular", open_regular)
+    output, received = output_of(logdir=tmp_path)
+    worker = attached(output, 0, 3)
+    hangs.set()
+    with worker:
+        worker.write(b"line\n")
+    assert received() == "line\n"
+    assert (tmp_path / "a.10000.stdout.log").read_text() == "line\n"
 
 
 @pytest.mark.parametrize(("several", "expected"), [(True, "\033[35m[3]\033[0m line"), (False, "line")])

@@ -10,8 +10,9 @@ The rank in the prefix is the one that the worker got with its last slot. The ag
 slot, and `place` notes how much the worker has written until then. So exactly the bytes from then on have the new rank,
 however late the thread reads them. (`test_prefix_changes_with_the_rank_from_the_next_line_on`.)
 
-One thread reads and writes. If the terminal stops accepting output, the thread waits. The pipes then fill and the
-workers wait, as if they wrote to the terminal directly. The launcher still supervises.
+One thread opens the log files, reads and writes. If the terminal or the disk stops accepting output, the thread waits.
+The pipes then fill and the workers wait, as if they wrote to it directly. The launcher still supervises.
+(`test_log_folder_that_hangs_blocks_no_caller`.)
 """
 
 from __future__ import annotations
@@ -110,11 +111,11 @@ class _Stream:
     fd: int
     screen: Screen | None
     worker: _Worker
-    log: int | None
     log_path: Path | None = None
     held: list[bytes] | None = None  # output that isn't shown yet
     splitter: LineSplitter = field(default_factory=LineSplitter)
     last_read: float = 0.0
+    log: int | None = None
     log_is_open: bool = False  # whether the last line in the log hasn't ended
     rank: _Rank = field(init=False)  # of the lines that are read now
     lock: threading.Lock = field(default_factory=threading.Lock)  # guards the next three attributes
@@ -202,9 +203,8 @@ class Output:
             with contextlib.suppress(OSError):  # the limit /proc/sys/fs/pipe-user-pages-soft may be exceeded
                 fcntl.fcntl(writing, 1031, _PIPE_BYTES)  # F_SETPIPE_SZ; the name is new in Python 3.10
             path = paths[i] if paths else None
-            log = self._open_log(path) if path is not None else None
             screen = self._screens[i] if self.shows_workers else None
-            stream = _Stream(key, what, reading, screen, worker, log, path, [] if held else None)
+            stream = _Stream(key, what, reading, screen, worker, path, [] if held else None)
             worker.streams.append(stream)
             self._do(functools.partial(self._begin, stream))
             ends.append(writing)
@@ -265,21 +265,6 @@ class Output:
         """End the wait of `close`. For any thread."""
         self._is_over.set()
 
-    def _open_log(self, path: Path) -> int | None:
-        begun = path in self._logs_begun
-        self._logs_begun.add(path)
-        if path in self._logs_given_up:
-            return None
-        try:
-            return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if begun else os.O_TRUNC))
-        except OSError as error:
-            self._give_up(path, error)
-            return None
-
-    def _give_up(self, path: Path, error: OSError) -> None:
-        self._logs_given_up.add(path)
-        self.say(f"kungfu-run: log file {path} can't be written; the job continues without it: {error.strerror}")
-
     def _do(self, action: Callable[[], None]) -> None:
         """Run `action` in the thread."""
         self._todo.append(action)
@@ -326,7 +311,24 @@ class Output:
         self._closing, self._last_words, self._block = True, last_words, block
         self._screens[1].set_status(())
 
+    def _open_log(self, path: Path) -> int | None:
+        begun = path in self._logs_begun
+        self._logs_begun.add(path)
+        if path in self._logs_given_up:
+            return None
+        try:
+            return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if begun else os.O_TRUNC))
+        except OSError as error:
+            self._give_up(path, error)
+            return None
+
+    def _give_up(self, path: Path, error: OSError) -> None:
+        self._logs_given_up.add(path)
+        self.say(f"kungfu-run: log file {path} can't be written; the job continues without it: {error.strerror}")
+
     def _begin(self, stream: _Stream) -> None:
+        if stream.log_path is not None:
+            stream.log = self._open_log(stream.log_path)
         self._selector.register(stream.fd, selectors.EVENT_READ, stream)
         self._streams.add(stream)
 
