@@ -80,7 +80,17 @@ def _read(path: Path) -> list[e.Event]:
         raise ValueError(f"{path} contains no event")
     if unread:
         print(f"{_PROGRAM}: {path}: {counted(unread, 'line')} could not be read", file=sys.stderr)
+    _order_by_line(events)
     return events
+
+
+def _order_by_line(events: Sequence[e.Event]) -> None:
+    """Correct the times after the host's clock was set back: an event is never before the event of an earlier line."""
+    last, ahead_s = 0.0, 0.0
+    for event in events:
+        if event.time is not None:
+            ahead_s = max(ahead_s, last - event.time)
+            last = event.time = event.time + ahead_s
 
 
 def events_in(lines: Iterable[bytes]) -> tuple[list[e.Event], int]:

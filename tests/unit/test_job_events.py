@@ -24,13 +24,14 @@ from ms_kungfu.broker_protocol import BrokerClient, Connection
 from ms_kungfu.launcher import cli, event_file
 from ms_kungfu.launcher.controller.job_events import BYTES_PER_HOUR, JobEvents
 from ms_kungfu.launcher.event_file import EventFile
-from ms_kungfu.launcher.explain_command import events_in
+from ms_kungfu.launcher.explain_command import events_in, explain
 from ms_kungfu.launcher.state.account import MOST_LINES, JobAccount
 from ms_kungfu.launcher.state.stalls import STALL_S, StallWatch
 from ms_kungfu.launcher.state.statistics import JobStatistics
 from ms_kungfu.launcher.state.story import story_of
 from ms_kungfu.launcher.wire import events_page
 from ms_kungfu.launcher.wire import messages as m
+from ms_kungfu.launcher.wire.codec import encode
 from ms_kungfu.membership.reports import _readable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,9 +164,13 @@ class Clock:
 
     def __init__(self):
         self.now = 1_700_000_000.0
+        self.ahead_s = 0.0  # of the time of day
         self.lines = []
 
     def time(self):
+        return self.now + self.ahead_s
+
+    def monotonic(self):
         return self.now
 
     def open_event_file(self, path, fresh):
@@ -207,6 +212,35 @@ def an_hour(machine, ranks, others):
         for event in others(second):
             events.emit(event)
     return events
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 4e8])
+def test_clock_that_is_set_changes_no_duration(ahead_s):
+    machine = Clock()
+    events = job_events(machine)
+    events.emit(e.JobStarted(workers=2, hosts=["a"], command="x"))
+    for second in range(1, 31):
+        machine.now += 1.0
+        if second == 15:
+            machine.ahead_s = ahead_s
+        assert events.may_add()
+        events.emit(e.Statistics(step=second, seconds=1.0, steps=1, samples=8, committed=0.9))
+    assert events.kept[-1].time == machine.now + ahead_s
+    assert events.account.summary(None)[0].startswith('duration="30 s"')
+    assert events.account.goodput == pytest.approx(0.9)
+    assert events.training.describe(events.now())["training"]["steps_per_s"] == 1.0
+
+
+def test_explain_orders_events_by_line_after_a_clock_is_set_back(tmp_path, capsys):
+    events = [
+        e.LogBegan(version=e.VERSION, job="x", ms_kungfu="0", host="a", time=5000.0),
+        e.JobStarted(time=5000.0, workers=2, hosts=["a"], command="x"),
+        e.WorkerFailed(time=1400.0, rank=1, signal=9, reason="was killed", decision="fail"),
+        e.JobEnded(time=1410.0, exit_code=0),
+    ]
+    (tmp_path / e.FILE_NAME).write_bytes(b"".join(encode(event) + b"\n" for event in events))
+    assert explain([str(tmp_path), "-json"]) == 0
+    assert [chapter["at_s"] for chapter in json.loads(capsys.readouterr().out)] == [0.0, 0.0, 10.0]
 
 
 def test_hour_of_64_ranks_is_at_most_a_megabyte():

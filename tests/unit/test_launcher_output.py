@@ -259,7 +259,8 @@ def test_held_output_of_a_standby_is_shown_with_its_first_rank(tmp_path):
     os.close(stderr)
     with os.fdopen(stdout, "wb", buffering=0) as worker:
         worker.write(b"held\n")
-        while not (tmp_path / "standby.1.stdout.log").read_text():
+        log = tmp_path / "standby.1.stdout.log"
+        while not log.exists() or not log.read_text():
             time.sleep(0.001)
         output.place(0, 2)
         output.release(0)

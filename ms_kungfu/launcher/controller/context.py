@@ -47,7 +47,7 @@ class JobContext:
 
     def __post_init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.statistics = JobStatistics(self.machine.time())
+        self.statistics = JobStatistics(self.machine.monotonic())
         self._background: set[asyncio.Future[None]] = set()
 
     @property
@@ -71,14 +71,14 @@ class JobContext:
             return
         if self.events.may_add():
             current = self.workers.broker.versions.current
-            by_rank = self.statistics.by_rank(self.machine.time(), 0 if current is None else current.size)
+            by_rank = self.statistics.by_rank(self.machine.monotonic(), 0 if current is None else current.size)
             if by_rank is not None:
                 self.events.emit(by_rank)
             self.emit_statistics()
         self.loop.call_later(_STATISTICS_S, self.keep_emitting_statistics)
 
     def emit_statistics(self) -> None:
-        line = self.statistics.line(self.machine.time())
+        line = self.statistics.line(self.machine.monotonic())
         if line is not None:
             self.events.emit(line)
 

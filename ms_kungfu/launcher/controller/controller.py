@@ -127,7 +127,7 @@ class Controller:
         document = outline(self._options, course.state, why, self._snapshot.began_at)
         if job.manager is not None:
             describe(document, job.manager, job.coordinator, job.history)
-        return {**document, **job.events.training.describe(self._machine.time(), course.is_over)}
+        return {**document, **job.events.training.describe(job.events.now(), course.is_over)}
 
     def _left_s(self) -> float | None:
         """Return the seconds that are left until the job's -timeout."""

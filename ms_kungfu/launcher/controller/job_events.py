@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
+from msgspec.structs import replace
+
 from ms_kungfu import job_events as e
 from ms_kungfu._version import VERSION
 from ms_kungfu._words import printable
@@ -31,7 +33,11 @@ _SPARE_BYTES = 16 * 1024  # the part of each hour's bytes that is reserved for l
 
 @dataclass(eq=False)
 class JobEvents:
-    """Receive the job's events in the controller's event loop. `emit` never raises and never waits."""
+    """Receive the job's events in the controller's event loop. `emit` never raises and never waits.
+
+    Events in the log have the host's time of day. Durations and rates come from `now`, so that a host whose clock is
+    set during the job doesn't change them. (`test_clock_that_is_set_changes_no_duration`.)
+    """
 
     options: Options
     machine: Machine
@@ -43,7 +49,7 @@ class JobEvents:
         self.kept: collections.deque[e.Event] = collections.deque(maxlen=_KEPT)
         """Return the newest events."""
         self.listeners: list[Callable[[e.Event], None]] = []
-        self._began = self.machine.time()
+        self._began, self._began_at = self.machine.monotonic(), self.machine.time()
 
     def begin(self, job: str, fresh: bool) -> None:
         """Begin the log.
@@ -70,8 +76,9 @@ class JobEvents:
     def emit(self, event: e.Event) -> None:
         """Record an event now."""
         event.time = round(self.machine.time(), 3)
-        self.account.add(event)
-        self.training.add(event)
+        steady = replace(event, time=round(self.now(), 3))
+        self.account.add(steady)
+        self.training.add(steady)
         self.kept.append(event)
         for listener in self.listeners:
             listener(event)
@@ -80,13 +87,17 @@ class JobEvents:
         if self._file is not None:
             self._file.write(line)
 
+    def now(self) -> float:
+        """Return the seconds since 1970, by the clock's value at the beginning and the monotonic time since then."""
+        return self._began_at + self.machine.monotonic() - self._began
+
     def store_outage(self, error: str) -> None:
         """Record why the cluster store doesn't answer, or with "" that the store answers again."""
         self.emit(e.StoreLost(reason=error) if error else e.StoreRestored())
 
     def may_add(self) -> bool:
         """Return whether a line that can wait fits into the hourly limit of bytes."""
-        elapsed_s = self.machine.time() - self._began
+        elapsed_s = self.machine.monotonic() - self._began
         return self._bytes < _BURST_BYTES + elapsed_s * (BYTES_PER_HOUR - _BURST_BYTES - _SPARE_BYTES) / 3600
 
     def summarize(self) -> None:
