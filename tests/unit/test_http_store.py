@@ -4,11 +4,12 @@ import socket
 import ssl
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from ms_kungfu.cluster import Cluster, PeerID
-from ms_kungfu.cluster_store import StoreUnreachableError, open_store
+from ms_kungfu.cluster_store import StoreUnreachableError, http, open_store
 from ms_kungfu.errors import ConfigServerError
 
 
@@ -97,12 +98,13 @@ def test_a_refusal_does_nothing_to_the_terminal(served):
 
 
 @pytest.mark.parametrize(
-    ("status", "message"), [(b"400 Bad Request", "^too few workers$"), (b"413 Too Long", "^PUT http://.*: 413 too few")]
+    ("status", "message"), [(400, "^too few workers$"), (413, "^PUT http://h:1/config: 413 too few workers$")]
 )
-def test_reason_why_a_cluster_is_wrong_stands_alone(served, status, message):
-    store = open_store(served(b"HTTP/1.1 " + status + b'\r\n\r\n{"error": "too few workers"}'), "5ec7e7")
+def test_reason_why_a_cluster_is_wrong_stands_alone(monkeypatch, status, message):
+    answer = SimpleNamespace(status=status), b'{"error": "too few workers"}'
+    monkeypatch.setattr(http, "exchange", lambda *_: answer)
     with pytest.raises(ConfigServerError, match=message):
-        store.put(Cluster((PeerID("h", 10000),), (), 1))
+        open_store("http://h:1/config", "5ec7e7").put(Cluster((PeerID("h", 10000),), (), 1))
 
 
 @pytest.mark.parametrize("kind", ["https", "etcds"])
