@@ -218,7 +218,7 @@ class WorkerFailures:
     def version_committed(self, cluster: Cluster, step: int | None) -> None:
         self.job.course.resized(is_newest=cluster.version >= self.job.coordinator.newest.version)
         self.job.history.committed(cluster, step)
-        self.job.statistics.changed(self.job.machine.time())
+        self.job.statistics.changed(self.job.machine.monotonic())
 
     def version_prepared(self, version: int) -> None:
         self.job.history.prepared(version)
