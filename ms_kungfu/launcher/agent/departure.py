@@ -71,7 +71,7 @@ class Departure:
             self._tell(m.Leave())
             limit_s = self.options.leave_grace_s
             _log.info(
-                "host leaving: host=%s limit_s=%g. Its workers leave after their step (-leave-grace)",
+                "host leaving: host=%s limit_s=%g. Its workers leave within this time (-leave-grace)",
                 self.options.host.name, limit_s,
             )  # fmt: skip
             # The job may end instead of continuing, if too few workers would remain.
