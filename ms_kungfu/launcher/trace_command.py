@@ -21,6 +21,7 @@ from ms_kungfu._words import counted, printable
 from ms_kungfu.launcher.state.timeline import Offset, TraceEvent, WorkerTrace, offsets_of, summary_of
 
 _PROGRAM = "kungfu-run trace"
+_TRACES = "trace-*.json"
 _EVENT = msgspec.json.Decoder(TraceEvent)
 
 
@@ -46,6 +47,8 @@ def trace(arguments: Sequence[str]) -> int:
         if not folders:
             raise UsageError(f"give the folder of KUNGFU_TRACE, e.g. {_PROGRAM} traces")
         output = Path(flags.o or Path(folders[0], "trace.json"))
+        if any(_is_trace_in(folder, output) for folder in folders):
+            raise UsageError(f"-o {output} has the name of a worker's trace; give another name than {_TRACES}")
         workers = _newest_job(_read_all(folders))
         offsets = offsets_of([worker for worker, _ in workers])
         _write(output, workers, offsets)
@@ -71,12 +74,16 @@ def events_in(path: Path) -> Iterator[TraceEvent]:
                 yield _EVENT.decode(line.rstrip().rstrip(b","))
 
 
+def _is_trace_in(folder: str, path: Path) -> bool:
+    return path.match(_TRACES) and path.parent.resolve() == Path(folder).resolve()
+
+
 def _read_all(folders: Sequence[str]) -> list[tuple[WorkerTrace, Path]]:
     workers = []
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise ValueError(f"{folder} is not a folder")
-        for path in sorted(folder.glob("trace-*.json")):
+        for path in sorted(folder.glob(_TRACES)):
             worker = WorkerTrace()
             for event in events_in(path):
                 worker.add(event)

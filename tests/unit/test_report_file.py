@@ -91,6 +91,14 @@ def test_report_command_says_why_it_cannot(words, code, error, tmp_path, capsys)
     assert error in capsys.readouterr().err
 
 
+def test_report_does_not_replace_its_log(tmp_path, capsys):
+    path = log(tmp_path)
+    before = path.read_bytes()
+    assert cli.main(["report", str(tmp_path), "-o", str(path)]) == 2
+    assert f"-o {path} is the event log; give another file" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
 def test_report_does_not_follow_a_planted_link(tmp_path):
     path, other = log(tmp_path / "logs"), tmp_path / "other"
     other.write_text("mine")

@@ -143,6 +143,16 @@ def test_summary_says_that_a_trace_ends_at_its_limit():
         assert any("KUNGFU_TRACE_BYTES" in line for line in summary_of(worker)) == is_shown
 
 
+def test_output_named_like_a_trace_is_refused(tmp_path, capsys):
+    write(tmp_path, 10)
+    before = (tmp_path / "trace-a-10.json").read_bytes()
+    for name in ("trace-a-10.json", "trace-new.json"):
+        assert main(["trace", str(tmp_path), "-o", str(tmp_path / "." / name)]) == 2
+        assert f"-o {tmp_path / name} has the name of a worker's trace; give another name" in capsys.readouterr().err
+    assert (tmp_path / "trace-a-10.json").read_bytes() == before
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_traces_of_earlier_jobs_are_left_out(tmp_path, capsys):
     write(tmp_path, 10, job="old", unix_us=5)
     write(tmp_path, 11, job="new", unix_us=6)

@@ -41,7 +41,10 @@ def report(arguments: Sequence[str]) -> int:
         flags, folders = folders_in(parser, arguments)
         first = Path(folders[0])
         path = Path(flags.o) if flags.o else (first if first.is_dir() else first.parent) / FILE_NAME
-        write_report([log_in(folder) for folder in folders], path)
+        logs = [log_in(folder) for folder in folders]
+        if path.resolve() in [log.resolve() for log in logs]:
+            raise UsageError(f"-o {path} is the event log; give another file")
+        write_report(logs, path)
     except UsageError as error:
         return failed(_PROGRAM, error, 2)
     except OSError as error:
