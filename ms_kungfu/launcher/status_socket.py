@@ -132,7 +132,7 @@ def jobs_by_launcher(timeout_s: float, pid: int | None = None) -> Iterator[tuple
     for directory in own_directories():
         with contextlib.suppress(OSError, SecretFileError), opened(directory) as folder:
             names = [n for n in os.listdir(folder) if n.endswith(_SUFFIX) and not n.startswith(".") and n not in seen]
-            names = [name for name in names if name.startswith(prefix) and name.partition(".")[0].isdigit()]
+            names = [n for n in names if n.isascii() and n.startswith(prefix) and n.partition(".")[0].isdigit()]
             seen.update(names)
             # Ask in parallel, because a launcher that doesn't answer takes until the timeout.
             with ThreadPoolExecutor(_MAX_CLIENTS) as threads:

@@ -69,7 +69,7 @@ def _finder(job: str | None, secret_file: str | None) -> Callable[[], dict[str, 
         return lambda: printable_job(job_at(job, secret_file))
     if secret_file is not None:
         raise UsageError("-secret-file requires the URL of the job; give the URL, too")
-    if job is not None and not job.isdigit():
+    if job is not None and not (job.isascii() and job.isdigit() and len(job) < 20):
         raise UsageError(f"{job!r} is neither a process ID nor a URL; kungfu-run status lists the jobs")
     chosen = None if job is None else int(job)
 

@@ -66,12 +66,24 @@ def trace(arguments: Sequence[str]) -> int:
 def events_in(path: Path) -> Iterator[TraceEvent]:
     """Read a worker's trace line by line. A line that was cut short, as in the trace of a killed worker, is left out.
 
-    Raises OSError.
+    Raises:
+        OSError: the file can't be read.
+        ValueError: a line is nested too deeply.
     """
+    return (event for _, event in _numbered(path))
+
+
+def _numbered(path: Path) -> Iterator[tuple[int, TraceEvent]]:
+    """Read a trace as `events_in` does, with the number of each line."""
     with os.fdopen(open_regular(path), "rb") as file:
-        for line in file:
-            with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                yield _EVENT.decode(line.rstrip().rstrip(b","))
+        for number, line in enumerate(file, 1):
+            try:
+                event = _EVENT.decode(line.rstrip().rstrip(b","))
+            except RecursionError:
+                raise ValueError(f"{path}, line {number}: the event is nested too deeply") from None
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                continue
+            yield number, event
 
 
 def _is_trace_in(folder: str, path: Path) -> bool:
@@ -85,8 +97,13 @@ def _read_all(folders: Sequence[str]) -> list[tuple[WorkerTrace, Path]]:
             raise ValueError(f"{folder} is not a folder")
         for path in sorted(folder.glob(_TRACES)):
             worker = WorkerTrace()
-            for event in events_in(path):
-                worker.add(event)
+            for number, event in _numbered(path):
+                try:
+                    worker.add(event)
+                except KeyError as error:
+                    raise ValueError(f"{path}, line {number}: {error} is missing in args of {event.name!r}") from None
+                except (TypeError, ValueError) as error:
+                    raise ValueError(f"{path}, line {number}: invalid args of {event.name!r}: {error}") from None
             if worker.is_known:
                 workers.append((worker, path))
     if not workers:

@@ -225,7 +225,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("command", nargs="+", metavar="-- [kungfu-run flags] program")
     args = parser.parse_args(arguments)
     low, _, high = args.resize.partition(":")
-    if not (low.isdigit() and high.isdigit() and 1 <= int(low) <= int(high)):
+    if not (args.resize.isascii() and low.isdigit() and high.isdigit() and 1 <= int(low) <= int(high)):
         parser.error(f"-resize {args.resize} is not A:B with 1 <= A <= B")
     if args.every <= 0 or args.duration <= 0:
         parser.error(f"-every {args.every:g} -for {args.duration:g}: both must be positive numbers of seconds")

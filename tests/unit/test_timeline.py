@@ -153,6 +153,30 @@ def test_output_named_like_a_trace_is_refused(tmp_path, capsys):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ('{"ph":"M","name":"x","pid":1,"tid":0,"args":{"a":' + "[" * 2000, "the event is nested too deeply"),
+        (
+            '{"ph":"M","name":"kungfu_begin","pid":1,"tid":0,"args":{}}',
+            "'host' is missing in args of 'kungfu_begin'",
+        ),
+        (
+            '{"ph":"M","name":"kungfu_end","pid":1,"tid":0,"args":{"lost":"x"}}',
+            "invalid args of 'kungfu_end': invalid literal for int() with base 10: 'x'",
+        ),
+        (
+            '{"ph":"i","name":"m","pid":1,"tid":0,"cat":"member","args":{"rank":[]}}',
+            "invalid args of 'm': int() argument must be a string",
+        ),
+    ],
+)
+def test_invalid_event_of_a_trace_is_named_with_file_and_line(line, error, tmp_path, capsys):
+    (tmp_path / "trace-a-1.json").write_text("[\n" + line + ",\n")
+    assert main(["trace", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith(f"kungfu-run trace: {tmp_path / 'trace-a-1.json'}, line 2: {error}")
+
+
 def test_traces_of_earlier_jobs_are_left_out(tmp_path, capsys):
     write(tmp_path, 10, job="old", unix_us=5)
     write(tmp_path, 11, job="new", unix_us=6)

@@ -28,6 +28,7 @@ COMM_THREAD = "kungfu-comm"
 _MEETS = ("all_reduce ", "all_gather ", "barrier ")
 _SAMPLE_US = 50_000.0  # how often the offset is kept
 _WAITS = "wait for reductions"
+_BEGIN = {"host": str, "job": str, "clock": str, "unix_us": float, "monotonic_us": float}  # args of kungfu_begin
 _PARTS = (
     "compute", "reductions", _WAITS, "after reductions", "data", "compile", "checkpoint", "evaluation",
     "state transfer", "join cluster version",
@@ -87,11 +88,11 @@ class WorkerTrace:
         begin, end = event.ts, event.ts + event.dur
         self.first_us, self.last_us = min(self.first_us, begin), max(self.last_us, end)
         if event.cat == "member":
-            self.ranks.append(event.args["rank"])
+            self.ranks.append(int(event.args["rank"]))
         elif event.cat == "step":
             self.steps.append(end - begin)
         elif event.cat == "wait":
-            self.awaited[event.args.get("rank", -1)] += end - begin
+            self.awaited[int(event.args.get("rank", -1))] += end - begin
         elif event.cat == "operation":
             self._operation(event, begin, end)
         elif event.cat in ("in step", "program"):
@@ -106,8 +107,8 @@ class WorkerTrace:
             self.lost, self.is_cut = int(event.args["lost"]), "reason" in event.args
         elif event.name == "kungfu_begin":
             self.is_known, self.pid = True, event.pid
-            for name in ("host", "job", "clock", "unix_us", "monotonic_us"):
-                setattr(self, name, event.args[name])
+            for name, kind in _BEGIN.items():
+                setattr(self, name, kind(event.args[name]))
 
     def _operation(self, event: TraceEvent, begin: float, end: float) -> None:
         self.operations += 1

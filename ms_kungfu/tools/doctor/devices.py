@@ -186,7 +186,7 @@ def check_settings(system: System) -> Iterator[Finding]:
             yield wrong(topic, str(error), f"list devices by number, such as {name}=0,1, or unset it")
             continue
         count = kind.count(system.names("/dev"))
-        beyond = [item for item in listed if item.isdigit() and int(item) >= count]
+        beyond = [item for item in listed if item.isascii() and item.isdigit() and int(item) >= count]
         if beyond and count:
             found = f"{name}={text}: there is no {kind.name} {beyond[0]}, only 0 to {count - 1}"
             yield wrong(topic, found, f"shorten or unset {name}")
