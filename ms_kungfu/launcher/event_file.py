@@ -8,9 +8,13 @@
    minutes.
 
 3. Writing stops for good after the first error: a full disk costs the job one log line. The file then ends with a
-   whole line if the disk allows truncation. (`test_full_disk_stops_the_log_with_one_line`.)
+   whole line if the disk allows truncation. (`test_full_disk_stops_the_log_with_one_line`.) A deleted file is such an
+   error. (`test_deleted_log_is_reported_with_one_line`.)
 
-4. The report at the end is written in the same thread after the last line. If that fails, or takes too long, the job
+4. The thread locks the file. A job never replaces or continues the log of another running job.
+   (`test_log_of_a_running_job_is_left_to_it`.)
+
+5. The report at the end is written in the same thread after the last line. If that fails, or takes too long, the job
    ends without it. (`test_report_that_fails_costs_one_line`.)
 """
 
@@ -18,19 +22,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import threading
 from pathlib import Path
 from typing import Callable
 
-from ms_kungfu._files import open_regular
+from ms_kungfu._files import lock_within, open_regular
 
 _log = logging.getLogger(__name__)
 _MAX_QUEUED_BYTES = 1 << 20
 _CLOSE_S = 1.0  # time for the last lines
 _FINISH_S = 10.0  # time for the report of a long job
 _LOOK_S = 0.005
+_LOCK_S = 1.0  # time for the previous controller of the job to end its thread
 
 
 class EventFile:
@@ -115,7 +121,8 @@ class EventFile:
             finish(self.path)
         except Exception as error:
             text = error.strerror if isinstance(error, OSError) else str(error)
-            _log.warning('report failed: path=%s error="%s". `kungfu-run report` can write it', self.path.parent, text)
+            remedy = ". `kungfu-run report` can write it" if self.path.exists() else ""
+            _log.warning('report failed: path=%s error="%s"%s', self.path.parent, text, remedy)
 
     def _fail(self, error: OSError) -> None:
         with self._news:
@@ -126,12 +133,27 @@ class EventFile:
 
     def _open(self) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        fd = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if self._fresh else 0))
+        fd = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        try:
+            self._own(fd)
+        except OSError:
+            os.close(fd)
+            raise
         with contextlib.suppress(OSError):
             size = os.fstat(fd).st_size
             if size and os.pread(fd, 1, size - 1) != b"\n":  # the previous controller failed while it wrote a line
                 os.write(fd, b"\n")
         return fd
+
+    def _own(self, fd: int) -> None:
+        """Lock the file, and empty it if the log begins here. OSError if it belongs to another running job."""
+        is_locked = True  # also if the file system has no locks
+        with contextlib.suppress(OSError):
+            is_locked = lock_within(fd, _LOCK_S)
+        if self._fresh and not is_locked:
+            raise OSError(errno.EBUSY, "another running job writes to it; give each job a -logdir of its own")
+        if self._fresh:
+            os.ftruncate(fd, 0)
 
     def _next(self) -> bytes | None:
         """Wait for queued lines and return them; None if no more lines will come."""
@@ -152,3 +174,5 @@ class EventFile:
                 if half:
                     os.ftruncate(fd, os.fstat(fd).st_size - half)
             raise
+        if not os.fstat(fd).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "it was deleted")

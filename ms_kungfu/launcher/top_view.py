@@ -18,12 +18,13 @@ from ms_kungfu.launcher.status_command import COLUMNS, change_of, clock, row_of,
 
 _CHANGES_SHOWN = 5
 _BAR_COLUMNS = 30
+_COLUMNS = 80  # if COLUMNS is 0
 _BAD_STATES = ("stuck", "failing", "overdue", "killed", "unkillable", "exited")
 
 
 def show_live(first: dict[str, Any], look: Callable[[], dict[str, Any] | None], look_s: float) -> None:
     """Show the job on a screen of its own until it has ended. `look` returns its document, or None after the end."""
-    console = Console()
+    console = _console()
     job: dict[str, Any] | None = first
     last = first
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -38,7 +39,13 @@ def show_live(first: dict[str, Any], look: Callable[[], dict[str, Any] | None], 
 
 def show_once(job: dict[str, Any]) -> None:
     """Print the picture once."""
-    Console().print(picture(job, time.time(), None))
+    _console().print(picture(job, time.time(), None))
+
+
+def _console() -> Console:
+    console = Console()
+    console.width = console.width or _COLUMNS
+    return console
 
 
 def picture(job: Mapping[str, Any], now: float, height: int | None) -> RenderableType:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -131,6 +132,33 @@ def test_hung_disk_blocks_no_caller(tmp_path, monkeypatch, caplog):
     close(file)
     assert time.monotonic() - began < 10
     hangs.set()
+
+
+def test_deleted_log_is_reported_with_one_line(tmp_path, caplog):
+    file = EventFile(tmp_path / "logs" / e.FILE_NAME, True, start_thread)
+    file.write(b"one\n")
+    while not file.path.exists() or not file.path.read_bytes():
+        time.sleep(0.001)
+    shutil.rmtree(tmp_path / "logs")
+    file.write(b"two\n")
+    asyncio.run(file.close(lambda path: pytest.fail("there is no log")))
+    assert caplog.messages == [f'event log failed: path={file.path} error="it was deleted". The job goes on without it']
+
+
+def test_log_of_a_running_job_is_left_to_it(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(event_file, "_LOCK_S", 0.01)
+    first = EventFile(tmp_path / e.FILE_NAME, True, start_thread)
+    first.write(b"one\n")
+    while not first.path.exists() or not first.path.read_bytes():
+        time.sleep(0.001)
+    second = EventFile(first.path, True, start_thread)
+    second.write(b"other\n")
+    close(second)
+    first.write(b"two\n")
+    close(first)
+    assert first.path.read_bytes() == b"one\ntwo\n"
+    (line,) = caplog.messages
+    assert 'error="another running job writes to it; give each job a -logdir of its own"' in line
 
 
 def test_report_that_fails_costs_one_line(tmp_path, caplog):

@@ -294,6 +294,20 @@ def test_log_folder_that_hangs_blocks_no_caller(tmp_path, monkeypatch):
     assert (tmp_path / "a.10000.stdout.log").read_text() == "line\n"
 
 
+def test_deleted_log_of_a_worker_is_reported_once(tmp_path):
+    output, received = output_of(logdir=tmp_path)
+    log = tmp_path / "a.10000.stdout.log"
+    with attached(output, 0, 3) as worker:
+        worker.write(b"one\n")
+        while not log.exists() or not log.read_text():
+            time.sleep(0.001)
+        log.unlink()
+        worker.write(b"two\n")
+        worker.write(b"three\n")
+    told = [line for line in received().splitlines() if line.startswith("kungfu-run: ")]
+    assert told == [f"kungfu-run: log file {log} can't be written; the job continues without it: it was deleted"]
+
+
 @pytest.mark.parametrize(("several", "expected"), [(True, "\033[35m[3]\033[0m line"), (False, "line")])
 def test_terminal_shows_the_rank_if_there_are_several_workers(several, expected):
     ours, theirs = pty.openpty()

@@ -340,6 +340,12 @@ def test_top_says_which_job_it_cannot_find(monkeypatch, capsys, words, jobs, cod
     assert capsys.readouterr().err == f"kungfu-run top: {told}\n"
 
 
+def test_top_without_a_width_uses_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "0")
+    top_view.show_once(document(job="x"))
+    assert "python train.py" in capsys.readouterr().out
+
+
 def test_top_in_a_pipe_shows_the_job_once(monkeypatch, capsys):
     hosts = iter([5, 6])  # two hosts of the job are on this machine
     monkeypatch.setattr(top_command, "jobs_by_launcher", lambda *_: ((pid, document(job="x")) for pid in hosts))

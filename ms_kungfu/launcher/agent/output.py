@@ -20,6 +20,7 @@ from __future__ import annotations
 import array
 import collections
 import contextlib
+import errno
 import fcntl
 import functools
 import os
@@ -401,6 +402,8 @@ class Output:
         try:
             while data:
                 data = data[os.write(stream.log, data) :]
+            if not os.fstat(stream.log).st_nlink:
+                raise FileNotFoundError(errno.ENOENT, "it was deleted")
         except OSError as error:
             os.close(stream.log)
             stream.log = None
