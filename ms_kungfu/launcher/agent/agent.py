@@ -105,17 +105,8 @@ class Agent:
             await self.own.close()
             self._supervisor.wake()
             self._supervisor.close()
-            await self._close_output(code, words, failed)
+            await _close_output(self, code, words, failed)
             close_status()
-
-    async def _close_output(self, code: int, words: str, failed: int | None) -> None:
-        """Wait until the output is written, in a thread, so that signals can end the wait."""
-        # A worker that SIGKILL doesn't end keeps its pipes open.
-        hangs = self._host is not None and bool(self._host.workers.running())
-        block = None if self._host is None else self._host.workers.failure_block(failed)
-        limit_s = _OUTPUT_GRACE_S if code or hangs or self._departure.interrupted else None
-        self._departure.cut_output = self._output.cut
-        await self._machine.in_thread(lambda: self._output.close(limit_s, words or None, block))
 
     def _end(self, code: int, words: str = "", failed: int | None = None) -> None:
         if not self._ended.done():
@@ -363,6 +354,17 @@ class Agent:
             self._send(m.Ends(f"no message from {head} has reached it {limit}"))  # arrives if the network works again
             self._end(1, f"{PROGRAM}: no message came from {head}, the head node, {limit}; {_ENDED_HERE}")
         self._loop.call_later(leases.period_s, self._watch_controller, channel, leases)
+
+
+async def _close_output(agent: Agent, code: int, words: str, failed: int | None) -> None:
+    """Wait until the output is written, in a thread, so that signals can end the wait."""
+    host, output, departure = agent._host, agent._output, agent._departure
+    # A worker that SIGKILL doesn't end keeps its pipes open.
+    hangs = host is not None and bool(host.workers.running())
+    block = None if host is None else host.workers.failure_block(failed)
+    limit_s = _OUTPUT_GRACE_S if code or hangs or departure.interrupted else None
+    departure.cut_output = output.cut
+    await agent._machine.in_thread(lambda: output.close(limit_s, words or None, block))
 
 
 def _find_devices(options: Options, machine: Machine) -> Devices:
