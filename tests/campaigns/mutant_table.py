@@ -413,7 +413,7 @@ _PYTHON = [
     ),
     Mutant(
         "slow-client-of-the-dashboard-is-kept", f"{_LAUNCHER}/dashboard/server.py",
-        "await asyncio.wait_for(response.write(data), _WRITE_S)", "await response.write(data)",
+        "await asyncio.wait_for(write(), _WRITE_S)", "await write()",
         ("tests/unit/test_dashboard.py",),
     ),
     Mutant(

@@ -220,5 +220,8 @@ class Output:
     def place(self, key, rank):
         pass
 
+    def cut(self):
+        pass
+
     def close(self, timeout_s, last_words=None, block=None):
         self.last_words = last_words
