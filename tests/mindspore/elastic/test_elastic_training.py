@@ -432,5 +432,5 @@ def test_synchronous_feature_is_refused_for_asynchronous_workers(tmp_path, monke
     synchronous = SynchronousSGDOptimizer(nn.Momentum(net.trainable_params(), 0.1, 0.9))
     assert not ElasticTraining(net, synchronous).asynchronous
     assert not ElasticTraining(net, pair, synchronous).asynchronous
-    with pytest.raises(ValueError, match="requires PairAveragingOptimizer, .* has SynchronousSGDOptimizer"):
+    with pytest.raises(ValueError, match="requires PairAveragingOptimizer, .* have SynchronousSGDOptimizer"):
         ElasticTraining(net, synchronous, asynchronous=True)
