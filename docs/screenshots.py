@@ -59,13 +59,14 @@ def replayed() -> Iterator[str]:
     server.shutdown()
 
 
-def take(browser: Browser, url: str, name: str, width: int, scheme: str, ready: str) -> None:
-    """Write one picture of the whole page, once its sentence contains `ready`."""
+def take(browser: Browser, url: str, name: str, width: int, scheme: str, ready: str, top: int | None = None) -> None:
+    """Write one picture of the page, once its sentence contains `ready`. `top`: show only so many rows of pixels."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page.goto(url)
     page.locator("#sentence", has_text=ready).wait_for()
     page.wait_for_timeout(1000)  # drawn twice a second
     picture = Image.open(io.BytesIO(page.screenshot(full_page=True)))
+    picture = picture.crop((0, 0, picture.width, top or picture.height))
     picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(
         RECORDED / f"{name}-{width}-{scheme}.png", optimize=True
     )
@@ -83,6 +84,7 @@ def main() -> int:
         write_report([RECORDED / "events.jsonl"], report)
         for width, scheme in ((1400, "light"), (400, "light"), (400, "dark")):
             take(browser, url, "page", width, scheme, "stopped by a signal")
+        take(browser, url, "top", 1400, "light", "stopped by a signal", top=1030)
         take(browser, report.as_uri(), "report", 1400, "dark", "ended")
         browser.close()
     return 0
