@@ -69,7 +69,7 @@ def test_a_run_that_grows_and_shrinks(folder, tmp_path, arguments, changes, epoc
     assert done.returncode == 0, done.stdout[-4000:]
     # Nothing is wrong, so there is no warning, and no log line but those of the changes: none that is advice.
     logged = re.findall(r"^.*(?:\bms_kungfu\b|kungfu-run|WARNING|ERROR).*$", done.stdout, re.MULTILINE)
-    change = r"\S+ ms_kungfu\[rank \d+\] INFO: (?:resize requested|joined|left|resize): "
+    change = r"\S+ ms_kungfu\[(?:was )?rank \d+\] INFO: (?:resize requested|joined|left|resize): "
     assert [line for line in logged if not re.match(change, line)] == []
     rows = [json.loads(line) for line in (tmp_path / "training.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(1, 47 * epochs + 1))
