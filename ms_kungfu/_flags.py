@@ -57,6 +57,15 @@ class FlagParser(argparse.ArgumentParser):
         self._is_switch[name] = type is switch
         self.add_argument(f"-{name}", help=help, type=type, metavar=metavar, **more)
 
+    def parse_among(self, arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
+        """Return the flags and the words of a command whose flags may also stand between its words and after them."""
+        flags, rest = self.parse(arguments)
+        words: list[str] = []
+        while rest:
+            words.append(rest[0])
+            flags, rest = self.parse(rest[1:], flags)
+        return flags, words
+
     def parse(self, arguments: Sequence[str], flags: Namespace | None = None) -> tuple[Namespace, list[str]]:
         """Return the flags, and the words after them. `flags` from an earlier parse are extended.
 

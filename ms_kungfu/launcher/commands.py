@@ -147,11 +147,7 @@ def _main(
             metavar="A-B",
         )
     try:
-        flags, words = parser.parse(arguments)
-        for place in (1, 2):  # flags may follow the number and the job
-            if len(words) >= place:
-                flags, rest = parser.parse(words[place:], flags)
-                words = words[:place] + rest
+        flags, words = parser.parse_among(arguments)
         if len(words) not in (1, 2) or not words[0].isascii() or not words[0].isdigit() or int(words[0]) < least:
             raise UsageError(
                 f"give one {what.lower()}, at least {least}, e.g. {program} 3 "

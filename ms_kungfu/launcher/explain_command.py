@@ -58,11 +58,7 @@ def _line(chapter: Chapter) -> str:
 
 def folders_in(parser: FlagParser, arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     """Return the flags, and the log folders of a job. Raises UsageError."""
-    flags, folders = parser.parse(arguments)
-    if folders:  # flags may follow the folders
-        first = next((place for place, word in enumerate(folders) if word.startswith("-")), len(folders))
-        flags, rest = parser.parse(folders[first:], flags)
-        folders = folders[:first] + rest
+    flags, folders = parser.parse_among(arguments)
     if not folders:
         raise UsageError(f"give the -logdir of a job, e.g. {parser.prog} logs")
     return flags, folders

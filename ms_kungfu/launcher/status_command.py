@@ -47,10 +47,7 @@ def status(arguments: Sequence[str]) -> int:
     parser.flag("json", "print JSON: a list with one object for each job", type=switch, default=False)
     parser.flag("secret-file", "file with the job's secret, if the job was started on another machine", metavar="FILE")
     try:
-        flags, words = parser.parse(arguments)
-        if words:  # flags may follow the URL
-            flags, rest = parser.parse(words[1:], flags)
-            words = words[:1] + rest
+        flags, words = parser.parse_among(arguments)
         if len(words) > 1:
             raise UsageError(f"unexpected argument {words[1]!r}; give one URL, or none")
         if words and flags.config_server is not None:

@@ -37,10 +37,7 @@ def top(arguments: Sequence[str]) -> int:
     )
     parser.flag("secret-file", "file with the job's secret, if the job was started on another machine", metavar="FILE")
     try:
-        flags, words = parser.parse(arguments)
-        if words:  # flags may follow the job
-            flags, rest = parser.parse(words[1:], flags)
-            words = words[:1] + rest
+        flags, words = parser.parse_among(arguments)
         if len(words) > 1:
             raise UsageError(f"unexpected argument {words[1]!r}; give one job, or none")
         try:

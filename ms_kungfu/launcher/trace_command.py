@@ -39,11 +39,7 @@ def trace(arguments: Sequence[str]) -> int:
     )
     parser.flag("o", "the file to write, gzip if it ends in .gz (default: DIR/trace.json)", metavar="FILE")
     try:
-        flags, folders = parser.parse(arguments)
-        if folders:  # flags may follow the folders
-            first = next((k for k, word in enumerate(folders) if word.startswith("-")), len(folders))
-            flags, rest = parser.parse(folders[first:], flags)
-            folders = folders[:first] + rest
+        flags, folders = parser.parse_among(arguments)
         if not folders:
             raise UsageError(f"give the folder of KUNGFU_TRACE, e.g. {_PROGRAM} traces")
         output = Path(flags.o or Path(folders[0], "trace.json"))
