@@ -1,16 +1,17 @@
-"""Provide KungFu's names in MindSpore with an import finder, which Python asks last.
+"""Support programs that import KungFu's names from MindSpore's modules.
 
-KungFu once modified MindSpore's source tree. That modified MindSpore had its primitives in
-``mindspore.ops.operations.kungfu_comm_ops``, its optimizers in ``mindspore.nn.optim.kungfu`` and ``mindspore.nn``, its
-callbacks in ``mindspore.train.callback._kungfu``, and its bindings in ``mindspore._c_expression``. Programs written
-for it import these modules. This package supports such programs without changing MindSpore's files. The imported
-modules return this package's classes and functions, and MindSpore's own modules also resolve the integration's names.
-A name without a counterpart raises an error that names the alternative.
+KungFu once shipped a modified MindSpore. It had KungFu's primitives in ``mindspore.ops.operations.kungfu_comm_ops``,
+KungFu's optimizers in ``mindspore.nn.optim.kungfu`` and ``mindspore.nn``, KungFu's callbacks in
+``mindspore.train.callback._kungfu``, and KungFu's bindings in ``mindspore._c_expression``. Programs for the modified
+MindSpore import these modules. This package makes such imports work with stock MindSpore, without changing MindSpore's
+files: an import finder, which Python asks last, provides the modules with this package's classes and functions.
+MindSpore's own modules resolve KungFu's names, too. If a name has no counterpart in this package, using it raises an
+error that names the alternative.
 
 cmake/ms_kungfu_alias.pth and ms_kungfu_names.py are installed next to the package. They are for programs that import
-MindSpore before this package, or without this package. Python runs the .pth file at each start. That file imports
-ms_kungfu_names if a program imports MindSpore. ms_kungfu_names imports this package if the program uses one of these
-names.
+MindSpore before this package, or without it. Python runs the .pth file whenever an interpreter starts. If the program
+imports MindSpore, the .pth file's code imports ms_kungfu_names. If the program uses one of KungFu's names,
+ms_kungfu_names imports this package.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ NAME = "mindspore.ops.operations.kungfu_comm_ops"
 _OPTIMIZERS = "mindspore.nn.optim.kungfu"
 _CALLBACKS = "mindspore.train.callback._kungfu"
 MADE = (NAME, _OPTIMIZERS, _CALLBACKS)
-"""Modules of KungFu's MindSpore integration."""
+"""The modules that only KungFu's modified MindSpore has."""
 
-# The integration's names for its bindings.
+# KungFu's names for its bindings -> this package's names.
 _OLD_NAMES = {
     "kungfu_init": "init",
     "kungfu_finalize": "finalize",
@@ -46,7 +47,7 @@ _OLD_NAMES = {
 }
 
 
-# The integration's names without a counterpart, with the alternative.
+# KungFu's names without a counterpart in this package -> the alternative.
 _REFUSED = {
     "kungfu_nccl_init": "NCCL is used automatically on GPUs; remove it, or use ms_kungfu.KungFuContext(device='GPU')",
     "kungfu_nccl_finalize": "NCCL closes when the process leaves the cluster; remove it, or use ms_kungfu.finalize()",
@@ -58,9 +59,9 @@ _SUMMED = ("KungFuMomentum", "KungFuSGD")
 
 
 def _later(module: str, name: str, places: Sequence[str]) -> Any:
-    """Resolve names only when a program uses them, because resolving imports more modules."""
+    """Resolve a name when the program uses it, and not earlier, because this imports more modules."""
     if name in _REFUSED:
-        # Not an AttributeError: `from ... import` would drop the message.
+        # Don't raise an AttributeError, because `from ... import` would replace its message.
         raise ImportError(f"ms_kungfu has no {name} of KungFu's MindSpore: {_REFUSED[name]}")
     if name in _OLD_NAMES:
         return getattr(import_module("ms_kungfu"), _OLD_NAMES[name])
@@ -79,7 +80,7 @@ def _later(module: str, name: str, places: Sequence[str]) -> Any:
 
 
 def of_mindspore(module: str, name: str) -> Any:
-    """Return the integration's object for a name in a MindSpore module, or None. For ms_kungfu_names.py."""
+    """Return what KungFu's name `name` in a MindSpore module stands for, or None. Called by ms_kungfu_names.py."""
     try:
         return _later(module, name, () if module == "mindspore._c_expression" else ("optimizers",))
     except AttributeError:
@@ -105,7 +106,7 @@ class _Loader(Loader):
 
 
 def spec(name: str) -> ModuleSpec:
-    """Return the import spec of a module of the integration."""
+    """Return the import spec of one of the modules in `MADE`."""
     return ModuleSpec(name, _Loader())
 
 
@@ -117,6 +118,6 @@ class _Finder:
 
 
 def register() -> None:
-    """Make KungFu's names importable. Idempotent. Imports nothing yet."""
+    """Make KungFu's names importable, without importing anything yet. Idempotent."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

@@ -13,10 +13,10 @@ if TYPE_CHECKING:  # importing numpy.typing takes a tenth as long as importing N
 else:
     Array = np.ndarray
 
-#: ``op`` of the reductions -> number in the C ABI. ``mean`` of integers truncates towards zero.
+#: The ``op`` of a reduction -> its number in the C ABI. The ``mean`` of integers is rounded towards zero.
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "prod": 4}
 UINT8, _BFLOAT16 = 1, 9
-# Types that the buffer protocol can describe and that the runtime can reduce, as NumPy type characters.
+# NumPy's type characters of the dtypes that the buffer protocol can describe and the runtime can reduce.
 _NUMBERS = frozenset("bBhHiIlLqQefd")
 
 
@@ -43,9 +43,9 @@ def native_input(value: ArrayLike) -> Array:
 
 
 def reducible(array: Array) -> tuple[Array, int]:
-    """Return the array in a form that the buffer protocol supports, and the number of its dtype in the C ABI.
+    """Return the array in a form that the buffer protocol supports, and the C ABI's number of its dtype.
 
-    The number is -1 if the buffer protocol can describe the dtype.
+    The number is -1 if the buffer protocol can describe the dtype itself.
     """
     if array.dtype.char in _NUMBERS:
         return array, -1
@@ -57,9 +57,9 @@ def reducible(array: Array) -> tuple[Array, int]:
 
 
 def movable(array: Array) -> tuple[Array, int, str]:
-    """Prepare an array for an operation that only moves data: return (array, dtype number, name of the layout).
+    """Prepare an array for an operation that only moves data: return (array, dtype number, layout).
 
-    A dtype that the runtime doesn't support is sent as bytes under its name.
+    If the runtime doesn't support the dtype, the array is sent as bytes, and `layout` describes its dtype and shape.
     """
     if array.dtype.char in _NUMBERS or array.dtype.name == "bfloat16":
         return (*reducible(array), "")
@@ -77,5 +77,5 @@ def output_like(array: Array, out: Array | None) -> Array:
         raise ValueError(f"out must be {array.dtype}{array.shape}, got {out.dtype}{out.shape}")
     flags = out.flags
     if not flags.c_contiguous or not flags.writeable:
-        raise ValueError(f"out must be C-contiguous and not read-only, got one with\n{flags}")
+        raise ValueError(f"out must be C-contiguous and not read-only, got an array with\n{flags}")
     return out

@@ -18,7 +18,7 @@ def _has_build(folder: Path) -> bool:
 
 
 def find_build(searched: Iterable[str]) -> Path | None:
-    """Return the first folder with the compiled runtime, in `searched` or among installed distributions."""
+    """Return the first folder that contains the compiled runtime: a folder in `searched`, or an installed package."""
     return next((Path(f) for folders in (searched, _installed()) for f in folders if _has_build(Path(f))), None)
 
 
@@ -29,9 +29,10 @@ def _installed() -> Iterator[str]:
 
 
 def use_installed_build(package: MutableMapping[str, Any]) -> None:
-    """Make the package with the globals `package` load its modules from the folder of the compiled runtime.
+    """Make the package load its modules from the folder that contains the compiled runtime.
 
     Do nothing for an installed package or an editable install, whose search path already contains the runtime.
+    `package` contains the package's globals.
     """
     path: list[str] = package["__path__"]
     build = find_build(path)
@@ -46,6 +47,6 @@ def use_installed_build(package: MutableMapping[str, Any]) -> None:
 
         raise ImportError(f"{path[0]} lacks ms_kungfu._core: the installation is damaged; {reinstall()}")
     if str(build) not in path:
-        # Change the list in place: the import system keeps this list object (the spec's search locations).
+        # Change the list in place, because the import system also uses this list object (the spec's search locations).
         path[:] = [str(build)]
         package["__file__"] = str(build / "__init__.py")

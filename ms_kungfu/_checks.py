@@ -1,4 +1,4 @@
-"""Argument checks that many modules need. They are shared so that the messages are equal."""
+"""Check arguments. Modules share these checks so that their error messages are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The vector instruction sets of oneDNN, which computes MindSpore's convolutions and products on CPUs. Pure."""
+"""Work with the vector instruction sets that oneDNN can use. Pure.
+
+oneDNN computes MindSpore's convolutions and matrix products on CPUs.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from functools import reduce
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 _FORMER = "DNNL_MAX_CPU_ISA"
 
-# Values of dnnl_cpu_isa_t in oneDNN 3, with the names that ONEDNN_MAX_CPU_ISA accepts and the /proc/cpuinfo flags that
-# each level adds. A level's bits include the bits of the levels below it.
+# The levels of instruction sets in oneDNN 3. Each key is a value of dnnl_cpu_isa_t. Its entry has the name that
+# ONEDNN_MAX_CPU_ISA accepts, and the /proc/cpuinfo flags that the level adds. The bits of a level include the bits of
+# all levels that it contains.
 _LEVELS: dict[int, tuple[str, tuple[str, ...]]] = {
     0x1: ("SSE41", ("sse4_1",)),
     0x3: ("AVX", ("avx",)),
@@ -29,19 +33,19 @@ _MASKS = {name: mask for mask, name in CAPS.items()}
 
 
 def native(cpuinfo: str) -> str:
-    """Return the widest level that a processor supports, one of `CAPS`, from the text of /proc/cpuinfo.
+    """Return the name of the widest level that a processor supports. `cpuinfo` is the text of its /proc/cpuinfo.
 
     Return "" if the processor isn't x86-64 with SSE 4.1.
     """
     found = re.search(r"^flags\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = set(found[1].split()) if found else set()
-    # A level counts only if the processor also has the levels that it includes.
+    # The processor supports a level only if it also supports all levels that this level contains.
     has = {mask for mask, (_, added) in _LEVELS.items() if flags.issuperset(added)}
     return _widest(mask for mask in has if all(below in has for below in _LEVELS if below & mask == below))
 
 
 def common(levels: Iterable[str]) -> str:
-    """Return the widest level that all of `levels` include; "" if there are none.
+    """Return the widest level that all of `levels` contain; "" if `levels` is empty.
 
     >>> common(["AVX512_CORE_BF16", "AVX2_VNNI_2"])
     'AVX2'
@@ -63,7 +67,7 @@ def level_named(name: str) -> str | None:
 
 
 def of_user(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the environment variable with which the user limits oneDNN, and its value; ("", "") if unset."""
+    """Return the environment variable that limits oneDNN, and its value; ("", "") if no such variable is set."""
     if cap := environ.get(VARIABLE):
         return VARIABLE, cap
     if cap := environ.get(_FORMER):  # oneDNN reads this variable if ONEDNN_MAX_CPU_ISA is unset
@@ -72,7 +76,7 @@ def of_user(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def capped(environ: Mapping[str, str], cap: str | None) -> dict[str, str]:
-    """Return a copy of the environment with this limit on oneDNN, or with no limit."""
+    """Return a copy of the environment in which `cap` limits oneDNN. If `cap` is None, nothing limits oneDNN."""
     others = {name: value for name, value in environ.items() if name not in (VARIABLE, _FORMER)}
     return {**others, **({} if cap is None else {VARIABLE: cap})}
 

@@ -1,8 +1,8 @@
 """Decode JSON that another process, host or user has written.
 
-`json.loads` accepts more than the rest of this package can handle. It raises RecursionError for deep nesting. Some
-accepted values raise errors much later: a lone surrogate when a string is encoded, 10**400 when it becomes a float,
-NaN when it is compared. `decode` rejects all of these with one exception class.
+`json.loads` accepts values that the rest of this package can't handle, and they cause errors much later: a string with
+a lone surrogate when it is encoded, 10**400 when it is converted to a float, NaN when it is compared. For deeply nested
+documents it raises RecursionError. `decode` raises a single exception class, `MalformedError`, in all of these cases.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ MAX_DEPTH = 64
 _MAX_OWN_DEPTH = 256
 _MAX_SHOWN = 80
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-# A string, or a bracket outside of strings. The closing quote is optional, so that each string is scanned only once.
+# Matches a string, or a bracket outside of strings. The closing quote is optional, so that an unterminated string is
+# scanned only once.
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
 
 
 class MalformedError(ValueError):
-    """The data isn't JSON that this package accepts. The message says why."""
+    """The data isn't JSON, or is JSON that this package rejects. The message says why."""
 
 
 class ProtocolError(Exception):
@@ -33,26 +34,27 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool 
 
     Args:
         data: a JSON document, as UTF-8 bytes or as str.
-        limit: the largest size of `data`, in bytes (characters for str).
-        raw_bytes: accept U+DC80 to U+DCFF, which Python uses for bytes from the system that aren't UTF-8. Set it only
-            for values from a process of this job: an environment, a command, a path.
-        own: accept everything that `json.dumps` writes: NaN, infinities, integers over 64 bits, a repeated name and
-            four times the nesting. Set it only for a file that this package has written.
+        limit: the largest accepted size of `data`, in bytes (for str: in characters).
+        raw_bytes: whether to accept the characters U+DC80 to U+DCFF. Python uses them for the bytes in the operating
+            system's strings that aren't UTF-8. Set it only for environments, commands and paths from a process of this
+            job.
+        own: whether to accept everything that `json.dumps` writes: NaN, infinities, integers of more than 64 bits,
+            repeated names, and nesting that is four times as deep. Set it only for files that this package has written.
 
     Returns:
-        Only dict, list, str, int, float, bool and None. Strings can be encoded, unless `raw_bytes` is set. Unless
-        `own` is set, at most `MAX_DEPTH` containers are nested, each integer has at most 64 bits and each float is
-        finite.
+        A value that consists only of dict, list, str, int, float, bool and None. All strings can be encoded as UTF-8,
+        unless `raw_bytes` is set. Unless `own` is set, at most `MAX_DEPTH` containers are nested, each integer has at
+        most 64 bits, and each float is finite.
 
     Raises:
-        MalformedError: for all other data. No other exception is raised.
+        MalformedError: if the data isn't JSON, or if the value would break these limits. No other exception is raised.
     """
     if len(data) > limit:
         raise MalformedError(f"it has {len(data)} bytes; at most {limit} are read")
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
-        # Check the depth before json.loads: if a program has raised Python's recursion limit, deep nesting crashes the
-        # process.
+        # Check the depth before calling `json.loads`. If the program has raised Python's recursion limit, deep nesting
+        # would crash the process there.
         _check_depth(text, _MAX_OWN_DEPTH if own else MAX_DEPTH)
         if own:
             value = json.loads(text)
@@ -62,13 +64,13 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool 
             )
     except MalformedError:
         raise
-    except RecursionError:  # the caller's stack already used up most of the limit
+    except RecursionError:  # the caller's own stack is almost as deep as Python's limit
         raise MalformedError("it is nested too deep") from None
     except UnicodeDecodeError:
         raise MalformedError("it is not UTF-8") from None
     except ValueError as error:
         raise MalformedError(f"it is not JSON: {error}") from None
-    # UTF-8 has no surrogates, so a lone surrogate can only come from an escape.
+    # A document in UTF-8 contains no surrogates, so a lone surrogate can only come from an escape sequence.
     if _SURROGATE.search(text) or not (isinstance(data, bytes) or text.isascii()):
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape" if raw_bytes else "strict")
@@ -85,7 +87,7 @@ def check_depth(data: bytes) -> None:
 
 
 def decode_object(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool = False) -> dict[str, Any]:
-    """Decode a JSON document that must be an object, like `decode`."""
+    """Decode a JSON document as `decode` does. Raise MalformedError if it isn't a JSON object."""
     value = decode(data, limit, raw_bytes=raw_bytes, own=own)
     if not isinstance(value, dict):
         raise MalformedError("it is not a JSON object")
@@ -122,7 +124,7 @@ def _constant(text: str) -> float:
 
 def _check_depth(text: str, limit: int) -> None:
     if text.count("{") + text.count("[") <= limit:
-        return  # fewer brackets than the limit, as in most documents
+        return  # most documents have so few brackets that they can't be nested too deep
     depth = 0
     for token in _TOKEN.finditer(text):
         if token[0] in "[{":

@@ -1,4 +1,4 @@
-"""Open the device layer (`ops_src/include/kungfu/device.h`), and select the vendor's libraries for it."""
+"""Open the device layer (`ops_src/include/kungfu/device.h`), and select the vendor libraries that it loads."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _is_loaded(path: str) -> bool:
 
 
 def _paths(libraries: Iterable[Library]) -> str:
-    # Libraries that the process has already loaded come first: a second copy of the CUDA runtime would have its own
-    # current device, which may differ from that of MindSpore's copy.
+    # Libraries that the process has already loaded come first. MindSpore may have loaded a copy of the CUDA runtime,
+    # and a second copy would have a current device of its own.
     found = dict.fromkeys(path for library in libraries for path in candidates(library))
     return ":".join(sorted(found, key=lambda path: not _is_loaded(path)))
 
@@ -50,7 +50,7 @@ def open_device(target: str) -> None:
     """Open the vendor's libraries for `target` (``"GPU"`` or ``"Ascend"``). Idempotent.
 
     Raises:
-        ImportError: if a library is missing (the message has its name), or if there is no device.
+        ImportError: if a library is missing (the message names it), or if there is no device.
         DeviceError: if the vendor's library rejects a call.
     """
     kind = _KINDS[target]
@@ -65,5 +65,8 @@ def open_device(target: str) -> None:
 
 
 def engine_in_use() -> str:
-    """Return which engine the collectives between devices used last and why, e.g. ``NCCL 2.21.5``. For messages."""
+    """Return a text for messages that names the engine of the last collective between devices, e.g. ``NCCL 2.21.5``.
+
+    The text also says why that engine was used.
+    """
     return str(_core.device_engine())

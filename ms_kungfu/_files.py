@@ -1,4 +1,4 @@
-"""Open files in folders to which other programs can write, without blocking and without following planted links."""
+"""Open files safely in folders to which other programs can write: never block, and never follow a planted link."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ def open_regular(
 ) -> int:
     """Open a regular file.
 
-    `open` blocks at a FIFO until another process opens the other end, and Python runs no signal handlers meanwhile. A
-    symbolic link at a path that this package writes to may lead to a file of another program.
+    Unlike `open`, this function doesn't block at a FIFO until another process opens the FIFO's other end. (Until then,
+    Python wouldn't run signal handlers.) It also doesn't write through a symbolic link, which may point to another
+    program's file.
 
     Args:
-        path: the file. A path to read may contain symbolic links, as mounted secrets do. A path to write may not end
-            in one.
+        path: the path of the file. For reading, the path may contain symbolic links, as the paths of mounted secrets
+            do. For writing, its last component must not be a symbolic link.
         flags: as in `os.open`.
         dir_fd: as in `os.open`.
-        devices: for a path that the user has named. Accept character devices (``/dev/null``). For writing, also accept
-            symbolic links and a FIFO that another process reads (``/dev/stderr`` before ``| tee``).
+        devices: whether to accept character devices (``/dev/null``). For writing, this also accepts symbolic links and
+            a FIFO that another process reads (``/dev/stderr`` before ``| tee``). Set it only for paths that the user
+            has named.
 
     Returns:
         The descriptor. It is closed on exec, and the caller owns it.
@@ -55,7 +57,7 @@ def open_regular(
         has_reader = kind == stat.S_IFIFO and flags & os.O_ACCMODE == os.O_WRONLY
         if kind != stat.S_IFREG and not (devices and (kind == stat.S_IFCHR or has_reader)):
             raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a regular file", name)
-        os.set_blocking(fd, True)  # for a device or a FIFO
+        os.set_blocking(fd, True)  # matters only for a device or a FIFO
         return fd
     except BaseException:
         os.close(fd)
@@ -69,9 +71,9 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 
 
 def reading_error(error: BaseException | None) -> BaseException | None:
-    """Return why a file, which may be intact, wasn't read; None if its content is damaged.
+    """Return the cause of `error` if the file couldn't be read but may be intact; None if its content is damaged.
 
-    The reason is `error` or one of its causes: MindSpore converts an OSError to a ValueError.
+    MindSpore converts an OSError to a ValueError, so the function also looks at the causes of `error`.
     """
     while error is not None and not isinstance(error, (OSError, MemoryError)):
         error = error.__cause__
@@ -79,13 +81,13 @@ def reading_error(error: BaseException | None) -> BaseException | None:
 
 
 def lock_within(fd: int, limit_s: float) -> bool:
-    """Lock an open file, and wait up to `limit_s` for other processes. Return whether the lock was taken.
+    """Lock an open file. If another process holds the lock, wait up to `limit_s` seconds.
 
-    The kernel releases the lock if this process is killed. A process that stands still with the lock delays others
-    only by the limit.
+    Return whether this process got the lock. The kernel releases the lock if the process is killed. If a process hangs
+    while it holds the lock, it delays each other process by at most `limit_s`.
 
     Raises:
-        OSError: if the file system has no such locks.
+        OSError: if the file system doesn't support such locks.
     """
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:

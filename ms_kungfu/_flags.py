@@ -1,9 +1,9 @@
-"""Parse command lines in the style of Go's flag package, which KungFu's users know, with argparse.
+"""Parse command lines in the style of Go's flag package, which KungFu's users know. The parser is based on argparse.
 
-A flag has one dash or two, and its value follows as ``-name value`` or ``-name=value``. A switch stands alone or is
-written ``-q=false``. The flags end at ``--`` or at the first word that isn't a flag, so the program to run keeps its
-own flags. Plain argparse reads ``-worker`` as ``-w orker`` and accepts abbreviations. Here an unknown name is an error
-that suggests the nearest known name.
+A flag begins with one or two dashes and is written ``-name value`` or ``-name=value``. A switch needs no value: ``-q``
+means ``-q=true``, and ``-q=false`` turns it off. The flags end at ``--`` or at the first word that isn't a flag, so the
+program to run keeps its own flags. Plain argparse reads ``-worker`` as ``-w orker``, and accepts abbreviations. This
+parser raises an error for an unknown flag, and suggests the most similar known flag.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class UsageError(Exception):
 
 
 def failed(program: str, error: object, code: int) -> int:
-    """Print why the program ends, and return its exit status."""
+    """Print the error with which the program ends, and return `code` as its exit status."""
     print(f"{program}: {error}", file=sys.stderr)
     return code
 
@@ -33,7 +33,7 @@ class FlagParser(argparse.ArgumentParser):
     """An ArgumentParser for flags in Go's style."""
 
     def __init__(self, prog: str, usage: str, description: str, refused: Mapping[str, str] | None = None) -> None:
-        """`refused`: flags of other programs or commands, each with the reason why it isn't a flag here."""
+        """`refused`: flags that users know from other programs or commands, each with the reason for its rejection."""
         super().__init__(prog, usage, description, add_help=False, allow_abbrev=False)
         self._is_switch: dict[str, bool] = {}
         self._optional: dict[str, re.Pattern[str]] = {}  # flags that may stand alone, and what their values look like
@@ -47,18 +47,20 @@ class FlagParser(argparse.ArgumentParser):
         self, name: str, help: str, *, type: Callable[[str], Any] = str, metavar: str = "", optional: str = "",
         **more: Any,
     ) -> None:  # fmt: skip
-        """Add a flag. `more`: as in add_argument. A flag of type `switch` may stand alone.
+        """Add a flag. `more`: as in `add_argument`.
 
-        So may a flag with `optional`, a regular expression: the next word is its value only if it matches.
+        A flag of type `switch` needs no value. A flag with `optional`, a regular expression, needs none either: the
+        next word is the flag's value only if it matches the expression.
         """
         if optional:
             self._optional[name] = re.compile(optional)
-        # Below, each flag always gets a value: with nargs="?" a switch would consume the program's name after it.
+        # Don't use nargs="?", because a switch would then consume the program's name after it. Instead, `parse` passes
+        # a value for each flag.
         self._is_switch[name] = type is switch
         self.add_argument(f"-{name}", help=help, type=type, metavar=metavar, **more)
 
     def parse_among(self, arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
-        """Return the flags and the words of a command whose flags may also stand between its words and after them."""
+        """Return the flags and the words of a command. Its flags may come before, between or after the words."""
         flags, rest = self.parse(arguments)
         words: list[str] = []
         while rest:
@@ -67,9 +69,9 @@ class FlagParser(argparse.ArgumentParser):
         return flags, words
 
     def parse(self, arguments: Sequence[str], flags: Namespace | None = None) -> tuple[Namespace, list[str]]:
-        """Return the flags, and the words after them. `flags` from an earlier parse are extended.
+        """Return the flags, and the words after them. If `flags` from an earlier call is given, add to it.
 
-        Raise UsageError if the command line is invalid. A request for help prints it and ends the program.
+        Raise UsageError if the command line is invalid. ``-h`` prints the help and ends the program.
         """
         spelled = self.spelled = []
         words = list(arguments)
@@ -135,7 +137,7 @@ def integer(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def duration(text: str) -> float:
-    """Return seconds from Go's format ``"1h30m"``, ``"1.5s"``, ``"200ms"``, or from a plain number of seconds."""
+    """Return a duration in seconds. Accept Go's format (``"1h30m"``, ``"1.5s"``, ``"200ms"``) or a plain number."""
     parts = re.findall(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|ms|s|m|h)", text)
     if parts and "".join(number + unit for number, unit in parts) == text:
         return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts)

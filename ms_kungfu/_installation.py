@@ -1,4 +1,4 @@
-"""Find out how this package was installed, so that messages can name the right command to repair it."""
+"""Find out how this package was installed, so that error messages can name the command that repairs it."""
 
 from __future__ import annotations
 
@@ -17,27 +17,30 @@ def _own() -> Distribution | None:
 
 
 def _source(own: Distribution) -> tuple[str, bool]:
-    """Return the source that pip installed from ("" for an index), and whether it is a folder."""
+    """Return the path or URL from which pip installed the package, and whether it is a folder.
+
+    The path is "" if pip installed the package from an index.
+    """
     given = json.loads(own.read_text("direct_url.json") or "{}")
     url = given.get("url", "")
     return unquote(urlparse(url).path) if url.startswith("file:") else url, "dir_info" in given
 
 
 def checkout() -> str | None:
-    """Return the folder that the package was installed from, if any."""
+    """Return the source folder from which the package was installed; None if it wasn't installed from a folder."""
     own = _own()
     source, is_folder = _source(own) if own is not None else ("", False)
     return source if is_folder else None
 
 
 def is_of_a_wheel() -> bool:
-    """Return whether a prebuilt wheel was installed. This machine can't rebuild such a wheel."""
+    """Return whether the package was installed from a prebuilt wheel, which this machine can't rebuild."""
     own = _own()
     return own is not None and not _source(own)[1]
 
 
 def reinstall() -> str:
-    """Return the command with which a user repairs or rebuilds the installation."""
+    """Return the command that repairs or rebuilds the installation, for a message."""
     own = _own()
     source, is_folder = _source(own) if own is not None else ("", False)
     if own is None or (is_folder and not Path(source).is_dir()):
@@ -50,7 +53,7 @@ def reinstall() -> str:
 
 
 def damaged() -> list[str]:
-    """Return missing files and truncated libraries of the package, as paths relative to its folder."""
+    """Return the package's missing files and truncated libraries, as paths relative to the package's folder."""
     own = _own()
     files = (own.files if own is not None else None) or []
     ours = [file for file in files if file.parts[0] == "ms_kungfu" and file.suffix != ".pyc"]
@@ -58,5 +61,5 @@ def damaged() -> list[str]:
 
 
 def _is_whole(path: Path, size: int | None) -> bool:
-    # An edited Python file isn't damaged.
+    # Don't compare the size of Python files: a user may have edited them.
     return path.is_file() and (path.suffix != ".so" or size in (None, path.stat().st_size))

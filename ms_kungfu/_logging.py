@@ -1,9 +1,10 @@
-"""Write the log of logger ``ms_kungfu`` to stderr in a worker whose program doesn't configure logging.
+"""Write the records of the logger ``ms_kungfu`` to stderr if a worker's program doesn't configure logging.
 
-By default Python hides INFO records, which include each resize, failure and checkpoint. Under ``kungfu-run`` such
-records are lines on stderr with time and rank, from level ``KUNGFU_LOG_LEVEL`` on. If a program adds a handler to the
-root logger or to ``ms_kungfu``, at any time, the program's handlers and levels apply instead. The log includes the
-runtime's own messages as warnings, for example which ranks have waited long for which.
+By default Python hides INFO records, and ms_kungfu logs each resize, failure and checkpoint as INFO. Under
+``kungfu-run``, records of level ``KUNGFU_LOG_LEVEL`` or higher are therefore written to stderr, with time and rank. If
+the program adds a handler to the root logger or to ``ms_kungfu``, at any time, its handlers and levels apply instead.
+The log also contains the messages of the C++ runtime, as warnings. An example is a message about ranks that have waited
+long for another rank.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _FORMAT = "%(asctime)s ms_kungfu[%(rank)s] %(levelname)s: %(message)s"
 
 
 class _UntilTheProgramLogs(logging.Handler):
-    """Write to stderr. Remove this handler at the first record after the program has set up logging."""
+    """Write records to stderr, until the program sets up logging. The next record then removes this handler."""
 
     def __init__(self, rank: Callable[[], int]) -> None:
         super().__init__()
@@ -34,9 +35,10 @@ class _UntilTheProgramLogs(logging.Handler):
             if not os.environ.get(env.LOG_LEVEL.name):
                 _logger.setLevel(logging.NOTSET)
             return
-        # Another worker may have this rank by now. (`test_worker_that_has_left_logs_with_its_last_rank`.)
+        # After this worker has left, another worker may have its rank.
+        # (`test_worker_that_has_left_logs_with_its_last_rank`.)
         record.rank = f"{'was ' if membership.is_detached() else ''}rank {self._rank()}"
-        # As in logging's last-resort handler: a stream that is closed or full must not end training.
+        # If stderr is closed or its disk is full, training must continue.
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
@@ -59,6 +61,6 @@ def set_up(rank: Callable[[], int]) -> None:
         _logger.setLevel(level)
     if not _logger.handlers and not _programs_handlers():
         _logger.addHandler(_UntilTheProgramLogs(rank))
-    # A separate thread of the runtime calls this, and no collective waits for that thread. The thread needs the GIL.
-    # No collective and no MindSpore kernel holds the GIL while it waits.
+    # A separate thread of the runtime calls `_tell`, and this thread needs the GIL. That can't cause a deadlock: no
+    # collective waits for the thread, and no collective or MindSpore kernel holds the GIL while it waits.
     _core.set_log(_tell)

@@ -1,4 +1,4 @@
-"""Encode arrays and plain objects as bytes without pickle, so that received data can't run code."""
+"""Encode arrays and plain objects as bytes. Pickle isn't used, so decoding received data can't run code."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _ARRAY = 1  # the type of a msgpack extension
 
 
 def layout_of(array: NDArray[Any]) -> str:
-    """Return dtype and shape as a string. Raise TypeError for a dtype with objects."""
+    """Return an array's dtype and shape as a string. Raise TypeError if the array contains Python objects."""
     if array.dtype.hasobject:
         raise TypeError(f"an array of {array.dtype} can't be shared")
     return f"{array.dtype.name if array.dtype.name == 'bfloat16' else array.dtype.str} {json.dumps(array.shape)}"
 
 
 def dtype_of(kind: str) -> Any:
-    """Return the dtype in the first word of a layout string."""
+    """Return the dtype that `kind`, the first word of a layout string, names."""
     if kind != "bfloat16":
         return np.dtype(kind)
-    try:  # NumPy has no bfloat16; a program that saved one has one of these packages
+    try:  # NumPy has no bfloat16. A program that has encoded a bfloat16 array has one of these two packages.
         return np.dtype(import_module("ml_dtypes").bfloat16)
     except ImportError:
         return np.dtype(import_module("mindspore.common.np_dtype").bfloat16)
 
 
 def encode(value: Any) -> bytes:
-    """Encode an object of None, numbers, strings, bytes, lists, dicts and NumPy arrays as msgpack.
+    """Encode an object as msgpack. It may contain None, numbers, strings, bytes, lists, dicts and NumPy arrays.
 
-    Raise TypeError for any other type, and OverflowError for a number of more than 64 bits.
+    Raise TypeError for any other type, and OverflowError for an integer of more than 64 bits.
     """
     from msgspec import msgpack
 
@@ -42,7 +42,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(content: bytes) -> Any:
-    """Decode the result of `encode`. Tuples and sets become lists. The arrays are writable."""
+    """Decode the result of `encode`. Tuples and sets have become lists. The decoded arrays are writable."""
     from msgspec import msgpack
 
     return msgpack.decode(content, ext_hook=_array)
@@ -56,8 +56,8 @@ def _extension(value: Any) -> Any:
     if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray) and value.dtype.names is None:
         return msgpack.Ext(_ARRAY, layout_of(value).encode() + b"\n" + value.tobytes())
     raise TypeError(
-        f"{type(value).__name__} can't be sent: None, numbers, str, bytes, lists, dicts and NumPy's arrays can; "
-        "convert it, such as a Tensor by asnumpy()"
+        f"{type(value).__name__} can't be sent; only None, numbers, str, bytes, lists, dicts and NumPy arrays can; "
+        "convert it first, for example a Tensor with asnumpy()"
     )
 
 

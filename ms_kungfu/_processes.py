@@ -1,4 +1,4 @@
-"""Process handling for this package's programs: limits, ancestors, and jobs that end with their starter."""
+"""Helpers for this package's programs to handle processes: limits, relatives, signals and output."""
 
 from __future__ import annotations
 
@@ -16,41 +16,42 @@ from types import FrameType
 from typing import Any
 
 _GRACE_S = 10.0
-# Makes a worker write the Python stacks of its threads to stderr. Programs rarely use this real-time signal.
+# This signal makes a worker write the Python stacks of its threads to stderr. Programs rarely use real-time signals.
 STACK_SIGNAL = signal.SIGRTMIN + 13
-# Tells a worker that a child of `multiprocessing` runs the worker's program from its start; see membership/children.py.
+# This signal notifies a worker that one of its `multiprocessing` children runs the worker's program from the beginning;
+# see membership/children.py.
 UNGUARDED_SIGNAL = signal.SIGRTMIN + 14
 
 
 def raise_descriptor_limit() -> None:
     """Raise this process's limit on file descriptors to the system's maximum.
 
-    The usual soft limit of 1024 exists for programs that use select(2), which this package doesn't. Child processes
-    inherit the limit when they fork.
+    The usual soft limit of 1024 protects programs that use select(2). This package doesn't use it. Child processes
+    inherit the raised limit when they are forked.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(ValueError, OSError):  # some systems allow less than the hard limit that they report
+        with contextlib.suppress(ValueError, OSError):  # some systems reject the hard limit that they report
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def connection_limit(most: int) -> int:
-    """Return how many connections are allowed, at most `most`: all other code of the process needs descriptors, too."""
+    """Return how many connections the process may have, at most `most`. Its other code also needs descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else max(2, min(most, soft // 4))
 
 
 def stat_of(pid: int | str) -> list[str]:
-    """Return a process's fields in /proc, beginning with its state. Raise OSError if it has ended."""
-    # The name in parentheses may contain spaces and parentheses.
+    """Return the fields of /proc/PID/stat, beginning with the process's state. Raise OSError if it has ended."""
+    # The process's name comes before the state, in parentheses, and may itself contain spaces and parentheses.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def pin_threads(pid: int | str, cores: set[int]) -> bool:
     """Move the threads of process `pid` to `cores`.
 
-    Return whether a thread had to be moved. If so, that thread may have started other threads in the meantime, so call
-    this again.
+    Return whether a thread had to be moved. If so, call this function again, because that thread may have started other
+    threads before it was moved.
     """
     moved = False
     with contextlib.suppress(OSError):
@@ -63,7 +64,7 @@ def pin_threads(pid: int | str, cores: set[int]) -> bool:
 
 
 def is_above(pid: int) -> bool:
-    """Return whether that process is an ancestor of this process."""
+    """Return whether process `pid` is an ancestor of this process."""
     above = os.getppid()
     while above > 1 and above != pid:
         try:
@@ -74,7 +75,7 @@ def is_above(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Return a process's children. The list is empty if the process has ended."""
+    """Return the PIDs of a process's children. The list is empty if the process has ended."""
     found, is_listed = [], False
     with contextlib.suppress(OSError):  # the process has ended
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -95,22 +96,25 @@ def descendants(pid: int) -> list[int]:
 
 
 def show_stacks_when_asked() -> None:
-    """Make STACK_SIGNAL write this process's thread stacks, unless the program itself uses the signal."""
+    """Install a handler for STACK_SIGNAL that writes the stacks of this process's threads to stderr.
+
+    Do nothing if the program itself uses the signal.
+    """
     if signal.getsignal(STACK_SIGNAL) is signal.SIG_DFL:
         faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
 
 
 def ask_for_stack(pid: int) -> bool:
-    """Make a worker write its stacks, and return whether it will.
+    """Make a worker write its stacks, and return whether it will do so.
 
-    A worker that hasn't joined yet doesn't handle the signal, so the signal would end it; none is sent. `pid` may be a
-    script with the worker below it.
+    A worker that hasn't joined yet has no handler for the signal, so the signal would end it. Such a worker gets no
+    signal. `pid` may be the worker, or a script that has started the worker.
     """
     return any(send_handled(each, STACK_SIGNAL) for each in (pid, *descendants(pid)))
 
 
 def send_handled(pid: int, number: int) -> bool:
-    """Send a signal to a process if the process has a handler for it; return whether it has."""
+    """Send signal `number` to a process, but only if the process has a handler for it. Return whether it was sent."""
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text()
         caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
@@ -122,19 +126,20 @@ def send_handled(pid: int, number: int) -> bool:
 
 @contextlib.contextmanager
 def printing(program: str) -> Iterator[None]:
-    """Make printing in this block safe: the terminal may lack characters, and the reader may end early (`... | head`).
+    """Make printing safe in this block.
 
+    Characters that the terminal lacks are escaped. If the reader ends early (`... | head`), further output is dropped.
     If the output can't be written, for example because the disk is full, the program ends with a message.
     """
     if sys.stdout is None:  # >&-
         sys.exit(f"{program}: the output can't be written: standard output is closed")
-    with contextlib.suppress(AttributeError):  # a stream that another program has replaced
+    with contextlib.suppress(AttributeError):  # another module may have replaced the stream
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         yield
         sys.stdout.flush()
     except OSError as error:
-        # The rest of the stream's buffer is discarded when the process ends.
+        # Python flushes the stream's buffer when the process ends. That output now goes to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             sys.exit(f"{program}: the output can't be written: {error.strerror}")
@@ -142,9 +147,10 @@ def printing(program: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """End the block at SIGTERM or SIGHUP with SystemExit, so that `finally` clauses run. Ignore further signals.
+    """Raise SystemExit in this block at SIGTERM or SIGHUP, so that `finally` clauses run. Ignore further signals.
 
-    This has no effect outside of the main thread, or on a signal that is ignored (nohup) or already has a handler.
+    This has an effect only in the main thread. It doesn't change a signal that is ignored (nohup) or already has a
+    handler.
     """
     handled = []
     if threading.current_thread() is threading.main_thread():
@@ -165,7 +171,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def end_launcher(process: subprocess.Popen[Any]) -> None:
-    """End a kungfu-run process if it is running, and thereby its job."""
+    """End a kungfu-run process, and thereby its job. Do nothing if the process has ended already."""
     if process.poll() is None:
         process.terminate()
         try:

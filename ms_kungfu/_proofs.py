@@ -13,9 +13,9 @@ def new_nonce() -> str:
 
 
 def proof_of(secret: bytes, role: str, called_nonce: str, callers_nonce: str) -> str:
-    """Return the hex of HMAC-SHA256 over role and nonces.
+    """Return the HMAC-SHA256 of the role and both nonces as hexadecimal digits.
 
-    Because the role is part of it, an end can't send a proof back as its own.
+    Because the proof contains the sender's role, the receiver can't send it back as its own proof.
     """
     return hmac.new(secret, (role + called_nonce + callers_nonce).encode(), "sha256").hexdigest()
 

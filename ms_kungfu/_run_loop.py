@@ -20,10 +20,10 @@ class _Slices(selectors.DefaultSelector):
 
 
 class RunTimeLoop(asyncio.SelectorEventLoop):
-    """An asyncio event loop whose timers, timeouts and `time` leave out pauses of the process.
+    """An asyncio event loop whose timers, timeouts and `time` don't count the time while the process is paused.
 
-    After a pause the loop first handles the events that arrived during the pause. A timer fires when its remaining
-    time has passed.
+    After a pause, the loop first handles the events that arrived during the pause. A pending timer fires when its
+    remaining time has passed.
     """
 
     def __init__(self, clock: Callable[[], float] = run_time) -> None:
@@ -40,9 +40,9 @@ class _Policy(asyncio.DefaultEventLoopPolicy):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run `asyncio.run` in a RunTimeLoop.
+    """Call `asyncio.run` so that it uses a RunTimeLoop.
 
-    Other threads that call `asyncio.run` at the same time also get a RunTimeLoop.
+    If another thread calls `asyncio.run` at the same time, it also gets a RunTimeLoop.
     """
     before = asyncio.get_event_loop_policy()
     asyncio.set_event_loop_policy(_Policy())  # before Python 3.12, asyncio.run can't choose a loop in another way

@@ -1,18 +1,18 @@
-"""Deadlines that survive a pause of the whole job: SIGSTOP, a suspended Slurm step, a paused virtual machine.
+"""Provide a clock for deadlines that doesn't count pauses of the whole job.
 
-Every clock continues while a process is stopped. With such a clock, a process that wakes up after a pause would find
-its deadline passed, although the awaited process was stopped as well and couldn't answer. `run_time` leaves such
-pauses out.
+A job pauses, for example, because of SIGSTOP, a suspended Slurm step or a paused virtual machine. The system's clocks
+continue during a pause. With such a clock, a process that continues after a pause would find that its deadline has
+passed. But the process that it waits for was paused as well, and couldn't answer. `run_time` doesn't count such pauses.
 
 1. A thread that waits for a deadline of `run_time` waits in slices: it reads `run_time` at least every `SLICE_S`.
-2. Suppose that two consecutive readings of a process are more than `MOST_GAP_S` apart. Then in between either no
-   thread waited for a deadline or the process did not run. Only `MOST_GAP_S` of the gap counts. The first case is
-   harmless, because no deadline is pending. (`test_pause_counts_as_one_gap`.)
-3. A pause reduces the time of the awaited process by at most `MOST_GAP_S`, however long the pause is.
+2. Suppose that two consecutive readings in a process are more than `MOST_GAP_S` apart. Then, between these readings,
+   either no thread waited for a deadline, or the process did not run. `run_time` counts only `MOST_GAP_S` of the gap.
+   The first case is harmless, because no deadline is pending. (`test_pause_counts_as_one_gap`.)
+3. So a pause, however long, reduces the time that the other process has to answer by at most `MOST_GAP_S`.
 4. Each wait still ends, because each reading counts the time since the previous reading, up to `MOST_GAP_S`. If a
    machine has too few cores, deadlines get longer, never shorter.
 
-Other hosts and leases follow the real clock while this process is paused. `leader_snapshot.TimeToAsk` handles that.
+While this process is paused, time continues for other hosts and for leases. `leader_snapshot.TimeToAsk` handles that.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ import time
 from typing import Callable
 
 SLICE_S = 0.5
-# More than the delay that lost_hosts.Leases tolerates, so that a shortened pause still counts as a pause there.
+# Longer than the delay that lost_hosts.Leases tolerates. So a pause still counts as a pause there, although `run_time`
+# shortens it to this value.
 MOST_GAP_S = 2.0
 
 
 class RunClock:
-    """Return seconds without pauses. Only differences are meaningful. Thread-safe."""
+    """A clock that returns seconds and doesn't count pauses. Only differences are meaningful. Thread-safe."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -44,7 +45,7 @@ class RunClock:
             return now - self._paused
 
     def after_fork(self) -> None:
-        """Replace the lock in a forked child, because the thread that held it may not exist in the child."""
+        """Replace the lock in a forked child, because a thread that exists only in the parent may hold it."""
         self._lock = threading.Lock()
 
 

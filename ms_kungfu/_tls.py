@@ -1,8 +1,8 @@
-"""TLS with the files in ``KUNGFU_TLS_CERT``, ``KUNGFU_TLS_KEY`` and ``KUNGFU_TLS_CA``, and checks of these files.
+"""Set up TLS with the files that ``KUNGFU_TLS_CERT``, ``KUNGFU_TLS_KEY`` and ``KUNGFU_TLS_CA`` name, and check them.
 
 Both ends of a connection present a certificate that the CA has signed. The client also checks that the server's
-certificate is for the name or address that it connected to. The server checks no name, because it doesn't know its
-clients' names.
+certificate was issued for the name or address to which the client has connected. The server doesn't check the client's
+name, because it doesn't know its clients' names.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _VARIABLES = (env.TLS_CERT, env.TLS_KEY, env.TLS_CA)
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files: this host's certificate (with its chain to the CA), its key and the CA's certificate."""
+    """The paths of PEM files: this host's certificate (with its chain to the CA), its key, and the CA's certificate."""
 
     certificate: str
     key: str
     ca: str
 
     def context(self, *, called: bool) -> ssl.SSLContext:
-        """Return an ssl context for a server or a client. Raise ValueError if the files are invalid."""
+        """Return an ssl context. `called`: for a server rather than a client. Raise ValueError for invalid files."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if called else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2  # not the default in every Python or distribution
         context.verify_mode = ssl.CERT_REQUIRED  # for a client, the context also checks host names
@@ -44,8 +44,8 @@ class Tls:
                 why = f"{env.TLS_KEY.name} is not the key of {env.TLS_CERT.name}"
             else:
                 why = (
-                    f"{env.TLS_CERT.name} must be the path of a certificate in PEM, and {env.TLS_KEY.name} "
-                    f"of its key in PEM, without a password ({error.reason or error})"
+                    f"{env.TLS_CERT.name} must be the path of a certificate in PEM format, and {env.TLS_KEY.name} "
+                    f"the path of its key in PEM format, without a password ({error.reason or error})"
                 )
             raise ValueError(why) from None
         except ValueError:  # the key needs a password
@@ -56,14 +56,14 @@ class Tls:
             context.load_verify_locations(self.ca)
         except ssl.SSLError as error:
             raise ValueError(
-                f"{env.TLS_CA.name} must be the path of the CA's certificate in PEM ({error.reason or error})"
+                f"{env.TLS_CA.name} must be the path of the CA's certificate in PEM format ({error.reason or error})"
             ) from None
         return context
 
     def check(self, name: str = "") -> None:
-        """Check that this host's certificate works for a server `name` and for a client.
+        """Check that this host can use its certificate as the server `name`, and as a client.
 
-        Raise ValueError if it doesn't.
+        Raise ValueError if it can't.
         """
         caller, called = self.context(called=False), self.context(called=True)
         caller.check_hostname = bool(name)
@@ -88,13 +88,13 @@ class Tls:
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Tls | None:
-    """Return the TLS settings; None: TLS is off. Raise ValueError if only some of the variables are set."""
+    """Return the TLS settings, or None if TLS is off. Raise ValueError if only some of the variables are set."""
     values = [variable.get(environ) for variable in _VARIABLES]
     if not any(values):
         return None
     missing = [variable.name for variable, value in zip(_VARIABLES, values) if not value]
     if missing:
         there = [variable.name for variable, value in zip(_VARIABLES, values) if value]
-        raise ValueError(f"TLS requires {' and '.join(missing)} too; only {' and '.join(there)} is set")
+        raise ValueError(f"TLS also requires {' and '.join(missing)}; only {' and '.join(there)} is set")
     certificate, key, ca = (os.path.abspath(str(value)) for value in values)
     return Tls(certificate, key, ca)

@@ -9,7 +9,7 @@ VERSION = "0.1.0"
 
 
 def mindspore_version() -> str:
-    """Return the version of the imported or installed MindSpore; "" if there is none."""
+    """Return the version of the MindSpore that is imported or installed; "" if there is none."""
     loaded = getattr(sys.modules.get("mindspore"), "__version__", "")
     return str(loaded) if loaded else _installed_mindspore()
 

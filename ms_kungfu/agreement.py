@@ -1,8 +1,8 @@
-"""Exchange data among the living workers: a row from each worker, or one worker's data to all.
+"""Exchange data among the living workers: gather a row from each worker, or send one worker's data to all workers.
 
-An all-gather returns zeros for a failed rank. In this module a row says whether its rank took part, so zeros never
-count as a contribution. If the sending rank fails, another rank sends instead. All survivors get the same rows and
-make the same attempts (docs/recovery.md), so they make the same choice.
+An all-gather returns zeros for a failed rank. So each row in this module contains a mark that its rank took part, and
+zeros never count as a contribution. If the sending rank fails, another rank sends instead. All survivors get the same
+rows and make the same attempts (docs/recovery.md), so they choose the same sender.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Received = TypeVar("Received")
 
 
 def gather_living(row: Array, name: str, nonzero: int | None = None) -> dict[int, Array]:
-    """Gather each rank's `row` and return the rows by rank, in order; collective.
+    """Gather each rank's `row`, and return a dict from rank to row, sorted by rank; collective.
 
-    The result is the same at every rank in it. All rows have the same shape and dtype. A failed rank isn't in the
-    result; the calling rank always is.
+    All ranks in the result get the same result. It always contains the calling rank, and never a failed rank. All ranks
+    must pass rows of the same shape and dtype.
 
     Args:
-        nonzero: the index of an entry that no rank sets to zero. A nonzero entry shows that the rank took part. By
-            default a byte is added for this purpose.
+        nonzero: the index of an entry that no rank sets to zero, so that a nonzero entry shows that the rank took part.
+            By default, the function adds a byte for this purpose.
     """
     row = np.asarray(row)
     if nonzero is not None:
@@ -45,17 +45,17 @@ def gather_living(row: Array, name: str, nonzero: int | None = None) -> dict[int
 
 
 def gather_json(value: Any, name: str) -> dict[int, Any]:
-    """Gather a value from each living rank as JSON, and return the values by rank, in order; collective."""
+    """Gather a value from each living rank as JSON, and return a dict from rank to value; collective."""
     content = json.dumps(value).encode()
     lengths = gather_living(np.array([len(content)]), f"{name}/lengths")
     row = np.frombuffer(content.ljust(max(int(length[0]) for length in lengths.values()), b"\0"), dtype=np.uint8)
-    # A rank that failed meanwhile has sent a length but no text.
+    # A rank that failed after the first gathering has sent a length but no text.
     rows = gather_living(row, name)
     return {rank: json.loads(each.tobytes()[: int(lengths[rank][0])]) for rank, each in rows.items()}
 
 
 def broadcast_text(text: str, root: int, name: str = "kungfu/text") -> str:
-    """Return the root's `text` at every worker; collective. Other workers' `text` is ignored.
+    """Return the root's `text` at every worker; collective. The `text` of other workers is ignored.
 
     Raise PeerLostError if the root fails.
     """
@@ -67,7 +67,7 @@ def broadcast_text(text: str, root: int, name: str = "kungfu/text") -> str:
 
 
 def broadcast_json(value: Callable[[], Any], root: int) -> Any:
-    """Call `value` at the root and return its result at each worker, as JSON; collective. Errors also spread."""
+    """Call `value` at the root, send its result as JSON, and return the result at each worker; collective."""
     return json.loads(broadcast_text(json.dumps(value()) if runtime.current_rank() == root else "", root))
 
 
@@ -78,14 +78,19 @@ def told_by_one(
     receive: Callable[[int, Mapping[int, Array]], Received],
     telling: str = "",
 ) -> Received:
-    """Return `receive(root, rows)`; collective. `choose(rows)` selects the root from the living ranks' rows.
+    """Gather a `row` from each living rank, choose a root from the rows, and receive the root's data; collective.
 
     If the root fails, the remaining ranks repeat this with a new root.
 
     Args:
-        choose: a pure function, the same at every rank. Its exceptions are raised at every rank.
-        receive: collective. It raises PeerLostError, or MindSpore's error with that name, if the root fails.
-        telling: what the root does, for the warning if it fails; without `telling` there is no warning.
+        choose: returns the root for the given rows. It must be a pure function, and the same at every rank. Its
+            exceptions are raised at every rank.
+        receive: a collective function that is called with the root and the rows. It raises PeerLostError, or a
+            MindSpore error that contains this name, if the root fails.
+        telling: what the root does, for the warning that is logged if the root fails. If empty, there is no warning.
+
+    Returns:
+        The result of `receive`.
     """
     while True:
         rows = gather_living(row, name)
@@ -93,16 +98,16 @@ def told_by_one(
         try:
             return receive(root, rows)
         except (PeerLostError, RuntimeError) as error:
-            # MindSpore converts exceptions of its kernels to a RuntimeError that begins with the exception's name.
+            # If a kernel raises an exception, MindSpore raises a RuntimeError that begins with the exception's name.
             if not isinstance(error, PeerLostError) and PeerLostError.__name__ not in str(error):
                 raise
-            # If the communicator failed and not the root, the next gathering raises PeerLostError.
+            # If the whole communicator has failed, and not only the root, the next gathering raises PeerLostError.
             if telling:
                 _log.warning('rank failed: rank=%d during="%s"', root, telling)
 
 
 def told_by_lowest(text: str, name: str) -> tuple[str, int]:
-    """Return the text of the lowest living rank, and that rank; collective.
+    """Return the text of the lowest living rank, and the number of that rank; collective.
 
     If the text is empty, only its length is sent.
     """

@@ -1,9 +1,9 @@
 """The broker protocol: framing and handshake for both ends, and the worker's requests.
 
-A connection serves one request at a time. A message is a 4-byte big-endian length and that many bytes of JSON. The
-classes of the messages are in `launcher.wire.messages`. The worker's end uses dictionaries instead, so that it needn't
-load msgspec; it can trust the broker, which has proved its identity. Both ends first prove that they know the job's
-secret, and check that the other end has the same user ID.
+A connection serves one request at a time. A message is a 4-byte big-endian length, followed by that many bytes of JSON.
+`launcher.wire.messages` defines a class for each message. Workers use dictionaries instead, so that they needn't load
+msgspec. Unvalidated dictionaries are safe there, because the broker has proved its identity. Before the first request,
+both ends prove that they know the job's secret, and check that the other end has the same user ID.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _CROWDED_S = 60.0  # six times as long as the broker waits for a silent unauthen
 class Granted:
     """A slot in `cluster`, with descriptors that the caller owns.
 
-    `fd` is the descriptor of the cluster version's segment. If the version has several hosts, `fd` is the segment of
-    this host. `between_hosts` are then the version's control block, the socket to this host's transport, and the
-    socket to the transport for models of other hosts.
+    `fd` is the descriptor of the cluster version's shared-memory segment on this host. If the version has several
+    hosts, `between_hosts` contains three more descriptors: the version's control block, the socket to this host's
+    transport, and the socket to the transport for models of other hosts.
     """
 
     cluster: Cluster
@@ -56,25 +56,27 @@ class Granted:
 
 @dataclass(frozen=True)
 class Detached:
-    """The committed cluster version doesn't contain the caller. `evicted`: a user or another worker requested this."""
+    """The committed cluster version doesn't contain the caller.
+
+    `evicted`: whether a user or another worker requested that the caller be removed.
+    """
 
     evicted: bool = False
 
 
 @dataclass(frozen=True)
 class Stay:
-    """The agreed version was abandoned before any worker adopted it. Its members keep their present version."""
+    """The agreed cluster version was abandoned before any worker switched to it. The workers keep their version."""
 
 
 class BrokerClient:
-    """The worker's end of the protocol. It keeps its connection from one request to the next.
+    """The worker's end of the protocol. It keeps its connection open from one request to the next.
 
     So a cluster change, for which all workers wait, needs no new connection and no new handshake.
 
-    The connection belongs to one thread at a time, and to the process that has opened it: a forked child opens its
-    own. Other threads may call :meth:`report` meanwhile, because a report has no answer. :meth:`request_leave`,
-    :meth:`fix_cores`, :meth:`expect` and :meth:`exchange_store` use separate connections, and may be called from any
-    thread.
+    Only one thread at a time may use the connection. A forked child opens its own connection. Other threads may call
+    :meth:`report` at any time, because a report has no answer. :meth:`request_leave`, :meth:`fix_cores`, :meth:`expect`
+    and :meth:`exchange_store` use separate connections, and may be called from any thread.
     """
 
     def __init__(self, address: str, secret: bytes) -> None:
@@ -86,7 +88,7 @@ class BrokerClient:
 
     @classmethod
     def from_environment(cls) -> BrokerClient:
-        """Return a client of the broker for which this process was started.
+        """Return a client of the broker that the environment variables name.
 
         Raise ResizeError if kungfu-run hasn't started this process.
         """
@@ -104,11 +106,12 @@ class BrokerClient:
         timeout: float | None,
         step: int | None = None,
     ) -> Granted | Detached | Stay:
-        """Request a slot. Wait up to `timeout` seconds; None: no limit.
+        """Request a slot. Wait up to `timeout` seconds for the answer; None means no limit.
 
-        A member of cluster version `member_of` requests the agreed `version`. A joining worker passes None for both:
-        it reports that it is ready, and gets an answer when a version that contains it is committed. Only a member can
-        get `Stay`. `step` is the training step, for the launcher's log.
+        A member of cluster version `member_of` requests a slot in the agreed cluster version `version`. A joining
+        worker passes None for both. It thereby reports that it is ready, and the answer comes when a version that
+        contains the worker is committed. The broker answers `Stay` only to members. `step` is the training step, for
+        the launcher's log.
 
         Raises PeerLostError if the launcher has ended, CollectiveTimeoutError after `timeout`, and ResizeError if a
         member's request is rejected. Raises KungFuError if a joining worker's request is rejected, or if the other end
@@ -125,20 +128,20 @@ class BrokerClient:
         return answer
 
     def request_identity(self, standby: int) -> Granted | Detached:
-        """Report that standby `standby` is ready. Wait without limit until it has a slot in its first version."""
+        """Report that standby `standby` is ready. Wait, without a time limit, until it gets its first slot."""
         request = {"type": "standby_request", "number": standby, "software": _software()}
-        answer = self._ask(request, f"standby {standby}", "its place", None)
+        answer = self._ask(request, f"standby {standby}", "its slot", None)
         if not isinstance(answer, (Granted, Detached)):
             raise KungFuError(f"the broker rejected standby {standby}: {answer}")
         return answer
 
     def request_leave(self, peer: PeerID, timeout: float, terminated: bool = False) -> None:
-        """Request that the cluster continue without `peer`, for example because it was `terminated`.
+        """Request that the cluster continue without `peer`. `terminated`: whether that worker has received SIGTERM.
 
-        Return when the request is granted; the next cluster version follows.
+        Return when the launcher has granted the request. A cluster version without `peer` follows later.
 
-        Raises PeerLostError if the launcher has ended, CollectiveTimeoutError, and ResizeError if the request is
-        rejected.
+        Raises PeerLostError if the launcher has ended, CollectiveTimeoutError after `timeout`, and ResizeError if the
+        request is rejected.
         """
         with contextlib.closing(BrokerClient(self._address, self._secret)) as once:
             request = {"type": "leave_request", "peer": str(peer), "terminated": terminated}
@@ -147,17 +150,19 @@ class BrokerClient:
             raise ResizeError(answer)
 
     def fix_cores(self, each: int, timeout: float) -> int:
-        """Make this host's launcher give each worker the same number of cores from now on, at every cluster size.
+        """Make this host's launcher give each worker `each` cores from now on, at every cluster size.
 
-        The number is `each`, unless it was fixed before. Return the number as soon as this process has that number of
-        cores. Return 0 if workers aren't pinned.
+        If an earlier call has already fixed another number, that number applies. Wait until this process has the fixed
+        number of cores, and return the number. Return 0 if workers aren't pinned to cores.
 
         Raises KungFuError, CollectiveTimeoutError and PeerLostError like :meth:`request_segment`.
         """
         return int(self._tell({"type": "fix_cores", "each": each}, "its cores", timeout)["each"])
 
     def expect(self, version: int, joining: int, size: int, timeout: float) -> None:
-        """Notify the launcher that the members of `version` expect `size` workers next, of which `joining` are new.
+        """Notify the launcher that the members of cluster version `version` will next request `size` workers.
+
+        Of these workers, `joining` are new.
 
         Raises KungFuError, CollectiveTimeoutError and PeerLostError like :meth:`request_segment`.
         """
@@ -165,7 +170,7 @@ class BrokerClient:
         self._tell(request, "the next cluster", timeout)
 
     def report_program_end(self, peer: PeerID, incarnation: int, timeout: float) -> None:
-        """Report that the program of this process has ended. Raises like :meth:`request_segment`."""
+        """Report that this process's program has ended. Raises the same errors as :meth:`request_segment`."""
         request = {"type": "program_ended", "peer": str(peer), "incarnation": incarnation}
         self._tell(request, "its program's end", timeout)
 
@@ -183,7 +188,9 @@ class BrokerClient:
     def exchange_store(
         self, request: dict[str, Any], timeout: float, fd: int | None = None
     ) -> tuple[dict[str, Any], list[int]]:
-        """Send a request about a model store, with `fd`. Return the answer, and descriptors that the caller owns.
+        """Send a request about a model store, together with the descriptor `fd`.
+
+        Return the answer, and its descriptors, which the caller owns.
 
         Raises OSError and ProtocolError.
         """
@@ -192,7 +199,7 @@ class BrokerClient:
             return receive_with_fds(connection)
 
     def report(self, report: dict[str, Any]) -> None:
-        """Send a report, or drop it if there is no connection or the launcher has too many unread reports."""
+        """Send a report. Drop it if there is no connection, or if the launcher has too many unread reports."""
         body = json.dumps(report).encode()
         if self._owner != os.getpid():
             return
@@ -201,7 +208,7 @@ class BrokerClient:
                 self._connection.post(body)
 
     def open_end_watch(self) -> EndWatch:
-        """Return a connection on which the launcher announces the end of the job. Raises like `_explained`."""
+        """Return a connection on which the launcher announces the end of the job."""
         with _explained("this worker", "the job's end", None):
             connection = _connected(self._address, self._secret, None)
             send(connection, {"type": "await_end"})
@@ -216,7 +223,7 @@ class BrokerClient:
                 self._connection = None
 
     def _open(self, timeout: float | None) -> Connection:
-        """Return the open connection, or a new connection, with a new deadline."""
+        """Return the open connection, or open one. In both cases set a new deadline."""
         if self._connection is not None and self._owner != os.getpid():
             self.close()
         if self._connection is None:
@@ -228,7 +235,7 @@ class BrokerClient:
     def _ask(
         self, request: dict[str, Any], who: str, about: str, timeout: float | None
     ) -> Granted | Detached | Stay | str:
-        """Return the answer, or the text of an error. Keep the connection if more requests may follow."""
+        """Return the answer, or an error message. Keep the connection open if more requests may follow."""
         kept = False
         try:
             with _explained(who, about, timeout):
@@ -255,7 +262,7 @@ class EndWatch:
         self._connection = connection
 
     def receive(self) -> int:
-        """Wait for the message that the job ends. Return the signal that ends the job; 0 after `hang_up`."""
+        """Wait until the launcher announces the job's end. Return the signal that ends it, or 0 after `hang_up`."""
         with contextlib.suppress(OSError, ProtocolError):
             return int(receive_with_fds(self._connection)[0].get("number", 0))
         return 0
@@ -286,7 +293,7 @@ def _explained(who: str, about: str, timeout: float | None) -> Iterator[None]:
 def _meant(
     answer: dict[str, Any], fds: Sequence[int], asked_as: str | None, who: str
 ) -> Granted | Detached | Stay | str:
-    """Convert the broker's answer to a request for a slot, or a request to leave. A str is an error message."""
+    """Convert the broker's answer to a slot request or leave request. Return a str for an error message."""
     kind = answer["type"]
     if kind != "slot":
         if kind in ("detached", "leaving"):
@@ -309,7 +316,7 @@ def send(connection: Connection, message: dict[str, Any], fds: tuple[int, ...] =
 
 
 def receive_with_fds(connection: Connection) -> tuple[dict[str, Any], list[int]]:
-    """Return a worker's next message and the descriptors with it, which the caller owns."""
+    """Return the next message and the descriptors that were sent with it. The caller owns the descriptors."""
     body, fds = connection.receive_bytes()
     try:
         message = decode_object(body, MAX_MESSAGE_BYTES)
@@ -322,7 +329,7 @@ def receive_with_fds(connection: Connection) -> tuple[dict[str, Any], list[int]]
 
 
 def _answer_on(connection: Connection, timeout: float | None) -> tuple[dict[str, Any], list[int]]:
-    """Return the next message that isn't `waiting`, and its descriptors, which the caller owns."""
+    """Return the next message whose type isn't `waiting`, and its descriptors, which the caller owns."""
     while True:
         answer, fds = receive_with_fds(connection)
         if answer["type"] != "waiting":
@@ -337,9 +344,10 @@ def _software() -> dict[str, str]:
 
 
 def descriptors_of(cluster: Cluster) -> int:
-    """Return the number of descriptors that the broker sends with a slot.
+    """Return the number of descriptors that the broker sends when it assigns a slot in `cluster`.
 
-    There is one for the segment. With several hosts there are three more: control block, transport and models.
+    One descriptor is for the segment. If the cluster has several hosts, there are three more: the control block, the
+    transport and the transport for models.
     """
     return 1 if len(cluster.hosts) == 1 else 4
 
@@ -347,8 +355,8 @@ def descriptors_of(cluster: Cluster) -> int:
 def _connected(address: str, secret: bytes, timeout: float | None) -> Connection:
     """Return a connection to the broker, after both ends have proved that they know the secret.
 
-    If the broker has too many unauthenticated clients, it makes a connection wait, or closes it before the proof. This
-    doesn't mean that the launcher has ended: if it has, connections are refused (ECONNREFUSED).
+    If the broker has too many unauthenticated clients, it delays a connection, or closes it before the proof. The
+    function then tries again. Only ECONNREFUSED means that the launcher has ended.
     """
     deadline = run_time() + (_CROWDED_S if timeout is None else min(timeout, _CROWDED_S))
     pause = 0.05
@@ -371,38 +379,40 @@ def _connected(address: str, secret: bytes, timeout: float | None) -> Connection
 
 
 class Connection:
-    """One end of a connection. All operations have one deadline on the clock `run_time`. The object owns the socket."""
+    """One end of a connection. One deadline, on the clock `run_time`, applies to all operations.
+
+    The object owns the socket.
+    """
 
     def __init__(self, connection: socket.socket, timeout: float | None) -> None:
         self.socket = connection
-        self._rest = b""  # the unsent rest of a message that `post` has begun
+        self._rest = b""  # the unsent rest of a message that `post` has sent in part
         self.extend(timeout)
 
     def close(self) -> None:
         self.socket.close()
 
     def extend(self, timeout: float | None) -> None:
-        """Set a new deadline, counted from now; None: no deadline."""
+        """Set a new deadline, `timeout` seconds from now. None means no deadline."""
         self._deadline = None if timeout is None else run_time() + timeout
 
     def post(self, body: bytes) -> None:
-        """Send a message if that is possible without waiting; otherwise drop it.
+        """Send a message if this is possible without waiting. Otherwise drop the message.
 
-        If the kernel accepts only a part of a message, the rest is sent with the next message. This method doesn't
-        change the socket's timeout, because another thread may be receiving.
+        If the kernel accepts only the beginning of the message, the rest is sent before the next message. This method
+        doesn't change the socket's timeout, because another thread may be receiving.
         """
         if len(body) > _MAX_POSTED_BYTES:
             return
         ready = select.poll()
         ready.register(self.socket, select.POLLOUT)
-        with contextlib.suppress(OSError):  # the next request reports the error
+        with contextlib.suppress(OSError):  # if the connection is broken, the next request fails and reports it
             if not ready.poll(0):
                 return
             data = self._rest + struct.pack(">I", len(body)) + body
             self._rest = data[os.write(self.socket.fileno(), data) :]
 
     def send_bytes(self, body: bytes, fds: tuple[int, ...] = ()) -> None:
-        """Send a message."""
         if len(body) > MAX_MESSAGE_BYTES:
             raise ProtocolError(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
         data, self._rest = self._rest + struct.pack(">I", len(body)) + body, b""
@@ -447,7 +457,10 @@ class Connection:
 
 
 def check_same_user(connection: socket.socket) -> int:
-    """Return the process at the other end of a Unix socket. Raise ProtocolError unless it belongs to this user."""
+    """Return the PID of the process at the other end of a Unix socket.
+
+    Raise ProtocolError unless that process belongs to this user.
+    """
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != os.geteuid():
         raise ProtocolError(f"the other end belongs to user {uid}, not to {os.geteuid()}")
@@ -455,7 +468,10 @@ def check_same_user(connection: socket.socket) -> int:
 
 
 def receive_fds(connection: socket.socket, max_bytes: int, flags: int = 0) -> tuple[bytes, list[int]]:
-    """Return data and its descriptors, which are closed on exec. (socket.recv_fds ignores its flags in Python 3.11.)"""
+    """Return data and the descriptors that came with it, which are closed on exec.
+
+    `socket.recv_fds` isn't used, because it ignores `flags` in Python 3.11.
+    """
     fds = array.array("i")
     room = socket.CMSG_LEN(MAX_FDS * fds.itemsize)
     data, ancillary, _, _ = connection.recvmsg(max_bytes, room, flags | socket.MSG_CMSG_CLOEXEC)
@@ -471,7 +487,7 @@ def close_all(fds: Iterable[int]) -> None:
 
 
 def prove(connection: Connection, secret: bytes) -> None:
-    """Perform the worker's end of the handshake (`launcher.handshake` has the other end).
+    """Perform the worker's part of the handshake. (`launcher.handshake` contains the broker's part.)
 
     Raise ProtocolError if the other end isn't the job's broker.
     """
@@ -482,7 +498,7 @@ def prove(connection: Connection, secret: bytes) -> None:
     if challenge.get("protocol") != PROTOCOL:
         raise ProtocolError(
             f"the broker speaks protocol {challenge.get('protocol')}, this process {PROTOCOL}; install the same"
-            " ms_kungfu for the whole job"
+            " version of ms_kungfu for the whole job"
         )
     theirs = str(challenge.get("nonce"))
     send(connection, {"type": "proof", "proof": proof_of(secret, "worker", theirs, nonce)})
@@ -491,7 +507,7 @@ def prove(connection: Connection, secret: bytes) -> None:
 
 
 def _heard(connection: Connection, kind: str) -> dict[str, Any]:
-    """Return the next message, which must have this kind. Raise ProtocolError if it is an error message."""
+    """Return the next message if its type is `kind`; otherwise raise ProtocolError."""
     message, fds = receive_with_fds(connection)
     close_all(fds)
     if message["type"] != kind:

@@ -1,4 +1,4 @@
-"""A cluster version: its workers in rank order, the runners of their hosts, and a version number. Pure data."""
+"""Define a cluster version: its workers in rank order, the runners of their hosts, and its number. Pure data."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from typing import Any
 from ms_kungfu._words import counted
 
 WORKER_PORTS = range(10000, 11001)  # KungFu's default
-# Limits of a segment (ops_src/transport/shm/segment.h): workers of a job on one host, and in total on several hosts.
-# With several hosts, the host's transport is also a member of its segment.
+# The limits of a shared-memory segment (ops_src/transport/shm/segment.h): the workers of a job on a single host, the
+# workers of a job on several hosts together, and the workers on each of several hosts. The last limit is lower by one,
+# because a host's transport is also a member of the host's segment.
 MAX_WORKERS = 256
 MAX_WORKERS_OF_HOSTS = 1024
 MAX_WORKERS_OF_EACH = MAX_WORKERS - 1
 EVEN, FILL = PLACEMENTS = "even", "fill"
-HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")  # a name or an address, without characters that could corrupt a log
+HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")  # a host name or address; other characters could corrupt a log
 
 
 @dataclass(frozen=True, order=True)
 class PeerID:
-    """The address of a worker or runner. The port identifies a slot; on a single host no process listens on it."""
+    """The address of a worker or runner. The port identifies a slot. In single-host jobs no process listens on it."""
 
     host: str
     port: int
@@ -34,7 +35,7 @@ class PeerID:
 
     @classmethod
     def parse(cls, text: object) -> PeerID:
-        """Parse ``"127.0.0.1:10000"``. Raise ValueError with the text if it is invalid."""
+        """Parse a text such as ``"127.0.0.1:10000"``. Raise ValueError if it is invalid."""
         if not isinstance(text, str):
             raise ValueError(f"a peer is written as 'host:port', got {text!r}")
         host, _, port = text.rpartition(":")
@@ -50,9 +51,9 @@ class Cluster:
     workers: tuple[PeerID, ...]
     runners: tuple[PeerID, ...] = field(default=())
     version: int = 0
-    # the name that the writer of this version gave itself in the cluster store, if any
+    # The name under which a process has written this version to the cluster store; "" if there is none.
     writer: str = field(default="", compare=False)
-    # For a job over several hosts: the maximum number of workers on each host, and the placement of joining workers.
+    # For a job on several hosts: the maximum number of workers on each host, and the placement of joining workers.
     slots: Mapping[str, int] | None = field(default=None, compare=False)
     placement: str = field(default=EVEN, compare=False)
 
@@ -67,7 +68,7 @@ class Cluster:
 
     @property
     def named_hosts(self) -> set[str]:
-        """Return `hosts`, followed by other hosts that the writer of the next version considers part of the job."""
+        """Return the hosts that belong to the job: those with workers, with runners or with slots."""
         return {*self.hosts, *(runner.host for runner in self.runners), *(self.slots or ())}
 
     @property
@@ -81,9 +82,9 @@ class Cluster:
 
     @functools.cached_property
     def _ranks(self) -> dict[PeerID, int]:
-        """Return a dictionary from peer to rank.
+        """Return a dict from peer to rank.
 
-        It is used for each worker of a job once a second. Searching the list instead would be quadratic.
+        The launcher looks up each worker's rank once a second. Searching the list each time would take quadratic time.
         """
         return {peer: rank for rank, peer in enumerate(self.workers)}
 
@@ -96,10 +97,10 @@ class Cluster:
     ) -> Cluster:
         """Return the next version with `size` workers. Workers in `without` leave first, then the highest ranks.
 
-        A joining worker goes to the host with the fewest workers among the hosts with a free slot; of several such
-        hosts, to the first. With the placement "fill" a joining worker goes to the first host with a free slot. It
-        gets the lowest free port of its host. `slots` is the number of slots per host (default: the cluster's own).
-        Raise ValueError if the size doesn't fit.
+        A joining worker is placed on a host with a free slot: on the host with the fewest workers, or, if `placement`
+        is "fill", on the first host. If several hosts have the fewest workers, the first of them is used. The worker
+        gets the lowest free port of its host. `slots` is the number of slots on each host; the default is the cluster's
+        own `slots`. Raise ValueError if the hosts have too few slots or ports.
         """
         if size < 1:
             raise ValueError(f"a cluster has at least 1 worker, got size {size}")
@@ -107,7 +108,7 @@ class Cluster:
         present = Counter(worker.host for worker in workers)
         slots = slots or self.slots
         hosts = list(slots or dict.fromkeys(worker.host for worker in self.workers))
-        # Ports of leaving workers are not assigned, because such a worker may still run.
+        # The ports of leaving workers are not assigned, because a leaving worker may still run.
         taken = {*self.workers}
         while len(workers) < size:
             if slots is not None and size > sum(slots.values()):
@@ -151,7 +152,7 @@ class Cluster:
 
     @classmethod
     def from_json(cls, document: object, *, writer: str = "") -> Cluster:
-        """Return the cluster in KungFu's JSON. Raise ValueError if it is invalid."""
+        """Return the cluster that `document`, in KungFu's JSON format, describes. Raise ValueError if it is invalid."""
         if not isinstance(document, dict):
             raise ValueError(f"a cluster is a JSON object with Runners and Workers, got {type(document).__name__}")
         unknown = sorted(set(document) - {"Runners", "Workers", "Version", "Slots", "Placement"})
@@ -191,15 +192,17 @@ def _are_slots(slots: object) -> bool:
 
 
 def next_host(present: Mapping[str, int], hosts: Iterable[str], slots: Mapping[str, int] | None, placement: str) -> str:
-    """Return the host for the next worker; at least one has a free slot. `present`: the number of workers per host."""
+    """Return the host for the next worker. At least one host must have a free slot.
+
+    `present`: the number of workers on each host.
+    """
     free = [host for host in hosts if slots is None or present[host] < slots[host]]
     return free[0] if placement == FILL else min(free, key=present.__getitem__)
 
 
-# Each write to the cluster store has a signature that names its writer. There is one signature for the job's launcher
-# (the job's name), one for its workers, and one for a launcher without running workers (-k). Any other writer is
-# outside the job. Such a writer uses the signature below to declare that its document names the workers that the
-# version excludes.
+# Each write to the cluster store carries a signature that names the writer. The job's launcher signs with the job's
+# name. The job's workers, and a launcher without running workers (-k), have signatures of their own. A writer
+# outside the job uses the signature below to evict workers: the workers that its cluster lacks then count as evicted.
 WRITER_WHO_EVICTS = "evicts"
 
 

@@ -1,10 +1,10 @@
 """The exceptions of ms_kungfu.
 
-There are three kinds, never mixed:
+There are three kinds of errors:
 
 - *Invalid use* raises ``ValueError`` or ``TypeError`` before anything is sent.
 - A *recoverable* problem raises a :class:`KungFuError`.
-- A *broken invariant* raises :class:`InternalError` and is a bug in ms_kungfu.
+- A *broken invariant* raises :class:`InternalError`. It is a bug in ms_kungfu.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ class KungFuError(Exception):
 
 
 class CollectiveMismatchError(KungFuError, ValueError):
-    """The ranks called different operations under one name.
+    """The ranks called different operations under the same name.
 
-    Every rank raises this error. The message lists each rank's operation. The communicator stays
-    usable: the next operation under that name starts anew.
+    Every rank raises this error. The message lists each rank's operation. The communicator remains
+    usable: the ranks can start a new operation under that name.
     """
 
 
 class PeerLostError(KungFuError):
     """A peer that the operation requires has failed or left.
 
-    Later operations of the communicator fail, too. The exception is a broadcast whose root failed:
-    every other rank raises this error, and later operations work.
+    Later operations of the communicator usually fail, too. They work if the root of a broadcast has
+    failed: then every other rank raises this error, but can continue to use the communicator.
     """
 
 
@@ -40,7 +40,7 @@ class CollectiveTimeoutError(KungFuError, TimeoutError):
 class CollectiveAbortedError(KungFuError):
     """Another rank or thread aborted the communicator.
 
-    The message names the rank or thread, and the reason.
+    The message names that rank or thread, and the reason.
     """
 
 
@@ -49,17 +49,17 @@ class StaleClusterError(KungFuError):
 
 
 class ResizeError(KungFuError):
-    """A change of membership was rejected or failed.
+    """A change of the cluster was rejected or failed.
 
-    The cluster is unchanged.
+    The cluster hasn't changed.
     """
 
 
 class DivergenceError(KungFuError):
     """A value that must be equal on all workers differs.
 
-    Every rank raises this error. The message lists what differs and at which ranks, with the values if
-    they are numbers.
+    Every rank raises this error. The message says what differs and at which ranks. It also gives the
+    values if they are numbers.
     """
 
 
@@ -78,9 +78,9 @@ class DeviceError(KungFuError):
 
 
 class InternalError(KungFuError):
-    """A broken invariant of ms_kungfu.
+    """An invariant of ms_kungfu is broken.
 
-    Please report it together with the message.
+    Please report the bug, and include the message.
     """
 
 
@@ -89,14 +89,14 @@ def _subclasses(cls: type[Exception]) -> list[type[Exception]]:
 
 
 def from_message(text: str) -> Exception:
-    """Return the exception that an error message of the runtime represents.
+    """Convert an error message of the runtime to an exception.
 
     Args:
         text: the message, which begins with the exception's name.
 
     Returns:
-        An exception of the named type with the rest of the text. If the name is unknown, an
-        `InternalError` with the whole text.
+        An exception of the named type, with the rest of the text as its message. If the name is
+        unknown, an `InternalError` with the whole text.
 
     >>> from_message("PeerLostError: rank 2 died")
     PeerLostError('rank 2 died')

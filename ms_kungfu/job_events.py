@@ -1,10 +1,10 @@
 """Define every event of a job's event log (docs/event-log.md).
 
-A line of `events.jsonl` is one of these classes as a JSON object. `python -m ms_kungfu.launcher.wire.events_page`
-prints docs/events.md from this file. A field that has its default value is left out of the line.
+Each line of `events.jsonl` is an instance of one of these classes, written as a JSON object. The line leaves out fields
+that have their default value. `python -m ms_kungfu.launcher.wire.events_page` prints docs/events.md from this file.
 
-`VERSION` changes if a reader of older logs would misread a line. A new event, or a new field with a default, doesn't
-change it. A reader skips events and fields that it doesn't know.
+`VERSION` changes only if programs that read the previous format would misread a line. A new event, or a new field with
+a default value, doesn't change `VERSION`: programs skip events and fields that they don't know.
 """
 
 import re
@@ -33,9 +33,9 @@ def _tag(name: str) -> str:
 class Event(Struct, tag=_tag, tag_field="event", omit_defaults=True, kw_only=True):
     """The fields of every event.
 
-    `time`: seconds since 1970, by the controller's clock. `host`, `rank`: the host and rank that the event is about;
-    the rank belongs to the cluster version that was committed at that time. `step`: the training step, counted from 1.
-    `reason`: the cause, in the words of the log line.
+    `time`: seconds since 1970, by the controller's clock. `host`, `rank`: the host and rank that the event is about.
+    Ranks are those of the cluster version that was committed at that time. `step`: the training step, counted from 1.
+    `reason`: the cause, with the same words as in the log.
     """
 
     time: Optional[float] = None
@@ -49,7 +49,7 @@ class Event(Struct, tag=_tag, tag_field="event", omit_defaults=True, kw_only=Tru
 
 
 class LogBegan(Event, kw_only=True):
-    """The first line that a controller writes; `host` is the controller's host.
+    """The controller on `host` has begun to write this file. This event is the file's first line.
 
     `version`: the version of the log format.
     """
@@ -95,7 +95,7 @@ class HostJoined(Event, kw_only=True):
 
 
 class HostDraining(Event, kw_only=True):
-    """The host's launcher got a SIGTERM. Its workers leave after their current step."""
+    """The host's launcher has received SIGTERM. The host's workers leave the job after their current step."""
 
 
 class HostLeft(Event, kw_only=True):
@@ -103,7 +103,7 @@ class HostLeft(Event, kw_only=True):
 
 
 class HostLost(Event, kw_only=True):
-    """The host has failed or isn't reachable. The job continues without it, or ends."""
+    """The host has failed or can't be reached. The job continues without it, or ends."""
 
 
 class HostsDisconnected(Event, kw_only=True):
@@ -113,7 +113,10 @@ class HostsDisconnected(Event, kw_only=True):
 
 
 class StoreLost(Event, kw_only=True):
-    """The cluster store (a config server or etcd) doesn't answer. Training continues; cluster changes wait."""
+    """The cluster store (a config server or etcd) doesn't answer.
+
+    Training continues, but the cluster doesn't change until the store answers again.
+    """
 
 
 class StoreRestored(Event, kw_only=True):
@@ -124,7 +127,7 @@ class StoreRestored(Event, kw_only=True):
 
 
 class WorkerStarted(Event, kw_only=True):
-    """A worker process has started. `standby`: its number, if it was started without a slot."""
+    """A worker process has started. `standby`: the number of a standby, that is, a process without a slot."""
 
     pid: Count
     peer: Word = ""
@@ -139,26 +142,29 @@ class WorkerRegistered(Event, kw_only=True):
 
 
 class WorkerJoined(Event, kw_only=True):
-    """A worker that was started for a running job reports that it has the training state."""
+    """A worker that joined the running job reports that it has received the training state."""
 
     workers: Count
 
 
 class WorkerDraining(Event, kw_only=True):
-    """The worker may leave the cluster after its current step."""
+    """The controller allows the worker to leave the cluster after its current step."""
 
     peer: Word
 
 
 class WorkerRemoved(Event, kw_only=True):
-    """The committed `version` no longer contains the worker. `rank`: the last rank of the worker."""
+    """The committed cluster version `version` no longer contains the worker. `rank`: the worker's last rank."""
 
     peer: Word
     version: Count
 
 
 class WorkerExited(Event, kw_only=True):
-    """The process has exited as expected: with exit code 0, after its dismissal, or at the end of the job."""
+    """The process has exited as expected.
+
+    Its exit code was 0, or the launcher ended it because it was no longer needed, or the job ended.
+    """
 
     exit_code: Optional[Count] = None
     signal: Optional[Count] = None
@@ -166,10 +172,10 @@ class WorkerExited(Event, kw_only=True):
 
 
 class WorkerFailed(Event, kw_only=True):
-    """A worker process has failed, or the controller killed it (`reason`), or the controller lost its host.
+    """A worker process failed, the controller killed it (see `reason`), or its host was lost.
 
-    `exit_code` or `signal`: how the process ended; both are missing if its host was lost. `decision`: the controller's
-    decision. `standing`: the relation of the process to the committed version.
+    `exit_code` or `signal`: how the process ended; both are missing if its host was lost. `decision`: how the
+    controller reacts. `standing`: the role of the process in relation to the committed cluster version.
     """
 
     exit_code: Optional[Count] = None
@@ -181,10 +187,10 @@ class WorkerFailed(Event, kw_only=True):
 
 
 class FailureSeen(Event, kw_only=True):
-    """The survivors have ended the `step` in which they noticed that `rank` failed.
+    """The surviving ranks have finished the `step` in which they noticed that `rank` failed.
 
-    The lowest living rank reports this event. `seconds`: by how much that step took longer than the median of the
-    recent steps. `survivors`: the number of living ranks, which waited for the step.
+    The lowest living rank reports this event. `seconds`: how much longer that step took than the median of the recent
+    steps. `survivors`: the living ranks, which waited for the step to end.
     """
 
     seconds: Seconds
@@ -199,10 +205,10 @@ class StepUndone(Event, kw_only=True):
 
 
 class ResizeRequested(Event, kw_only=True):
-    """A new cluster version was requested.
+    """One of the following has requested a new cluster version; `by` says which.
 
-    `by`: the requester. It is the program (a schedule or a policy), the controller after a failure or a leave,
-    `kungfu-run evict`, or another client such as `kungfu-run resize`.
+    `program`: a schedule or policy of the program. `controller`: the controller, because a worker or host has failed or
+    left. `evict`: `kungfu-run evict`. `client`: another client, such as `kungfu-run resize`.
     """
 
     version: Count
@@ -212,21 +218,24 @@ class ResizeRequested(Event, kw_only=True):
 
 
 class ResizeRejected(Event, kw_only=True):
-    """The desired version isn't possible, so the controller has rejected it."""
+    """The controller has rejected the requested cluster version, because that version isn't possible."""
 
     version: Count
     workers: Count
 
 
 class VersionPrepared(Event, kw_only=True):
-    """All new workers of the version are ready, and its members may adopt it. `seconds`: the time since the request."""
+    """All new workers of the cluster version are ready, so the members may switch to it.
+
+    `seconds`: the time since the request.
+    """
 
     version: Count
     seconds: Seconds
 
 
 class VersionCommitted(Event, kw_only=True):
-    """The members adopt the version after this step. `seconds`: the time since the request."""
+    """The members switch to the cluster version after this step. `seconds`: the time since the request."""
 
     version: Count
     workers: Count
@@ -235,7 +244,7 @@ class VersionCommitted(Event, kw_only=True):
 
 
 class Resized(Event, kw_only=True):
-    """The lowest rank reports that the members train in the new version.
+    """The lowest rank reports that training continues in the new cluster version.
 
     `seconds`: how long training paused for the change.
     """
@@ -250,15 +259,18 @@ class Resized(Event, kw_only=True):
 
 
 class Statistics(Event, kw_only=True):
-    """The job's training since the previous event of this kind.
+    """Statistics of the job's training since the previous `statistics` event.
 
-    `seconds`: the wall time that this event covers. `steps`, `samples`: the number that the workers committed together.
-    `loss`: the loss of the lowest rank, if the program passes it. `p50`, `p99`: seconds per step: the median over the
-    ranks, and the largest. `committed`: the seconds of wall time that went into committed steps. `computing`,
-    `reduction`, `waiting`, `data`, `checkpoint`: shares of the ranks' time. `epoch`, counted from 1, and `epochs` are
-    of the present call of training. `total_steps`: the last step of that call, as predicted at the present batch size.
-    `noise_scale`: the gradient noise scale in samples, if the program measures it. These four, `learning_rate` and
-    `batch` (samples per step) are present if they differ from the previous event.
+    `seconds`: the wall time that this event covers. `steps`, `samples`: how many steps and samples all workers together
+    have committed. `loss`: the loss of the lowest rank, if the program reports it. `p50`: the median over the ranks of
+    their seconds per step. `p99`: the largest 99th percentile of a rank. `committed`: the seconds of wall time spent on
+    committed steps. `computing`, `reduction`, `waiting`, `data`, `checkpoint`: what fraction of the ranks' time each of
+    these took.
+
+    The following fields are present only if they have changed since the previous event. `batch`: samples per step.
+    `epoch` (counted from 1), `epochs`: the current epoch and the number of epochs in the current training call.
+    `total_steps`: the last step of that call, predicted from the current batch size. `noise_scale`: the gradient noise
+    scale in samples, if the program measures it. `learning_rate`: the learning rate.
     """
 
     seconds: Seconds
@@ -282,7 +294,7 @@ class Statistics(Event, kw_only=True):
 
 
 class RankStatistics(Event, kw_only=True):
-    """The fields of `statistics` for each rank, sent once in as many seconds as the job has ranks.
+    """The fields of `statistics` for each rank. A job with N ranks logs this event every N seconds.
 
     Entry i of each list belongs to rank i. The entry is null if rank i hasn't reported.
     """
@@ -297,9 +309,9 @@ class RankStatistics(Event, kw_only=True):
 
 
 class StallBegan(Event, kw_only=True):
-    """`waiting` ranks have slept in an operation for `seconds` because they wait for `rank`.
+    """The ranks in `waiting` have been blocked in an operation for `seconds`, because they wait for `rank`.
 
-    `rank` has ended no step meanwhile. `reason`: what the launcher knows about `rank`.
+    `rank` hasn't finished a step in that time. `reason`: what the launcher knows about `rank`.
     """
 
     waiting: Ranks
@@ -307,9 +319,9 @@ class StallBegan(Event, kw_only=True):
 
 
 class StallEnded(Event, kw_only=True):
-    """The other ranks no longer wait for `rank`: it continued, or it was excluded.
+    """The other ranks no longer wait for `rank`, because it has continued or was excluded.
 
-    `seconds`: the time since the launcher saw the first wait.
+    `seconds`: the time since the launcher noticed that the other ranks waited.
     """
 
     seconds: Seconds
@@ -325,11 +337,11 @@ class StepDelayed(Event, kw_only=True):
 
 
 class RuntimeMessage(Event, kw_only=True):
-    """A message that the worker's runtime logs, for example, that an operation has waited for a rank for some time."""
+    """The worker's runtime has logged a message, for example that an operation has waited long for a rank."""
 
 
 class CheckpointWritten(Event, kw_only=True):
-    """A checkpoint is on the disk. `seconds`: how long the write took in the background."""
+    """A checkpoint is on the disk. `seconds`: how long writing it in the background took."""
 
     path: Text
     seconds: Seconds
@@ -358,7 +370,7 @@ class PolicyDecided(Event, kw_only=True):
 
 
 class Compiled(Event, kw_only=True):
-    """A joining worker has compiled the code for its first step, before the other workers had to wait for it."""
+    """A joining worker has compiled the code for its first step. The other workers didn't wait for this."""
 
     seconds: Seconds
 
@@ -381,12 +393,12 @@ AnyEvent: Any = Union[KINDS]
 
 
 class StepReport(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A worker's steps since its last report, sent about once a second.
+    """A worker's report about its steps since its last report. The worker sends it about once a second.
 
-    `ended`: the number of steps; `seconds`: the time since the last report. `committed`: the part of `seconds` spent in
-    committed steps. `samples`: the samples of this worker; `trained`: the samples of all workers, if this worker knows
-    the number. `collectives`, `data`, `checkpoint`: the seconds for which the program waited for each. `data` null: the
-    program doesn't use an ElasticDataset.
+    `seconds`: the time since the last report. `ended`: how many steps have ended in that time. `committed`: how many of
+    these seconds were spent on committed steps. `samples`: how many samples this worker trained. `trained`: how many
+    samples all workers trained, if this worker knows the number. `collectives`, `data`, `checkpoint`: for how many
+    seconds the program waited for each. If `data` is null, the program doesn't use an ElasticDataset.
     """
 
     step: Count

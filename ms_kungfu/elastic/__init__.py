@@ -1,20 +1,25 @@
-"""Training that continues while workers join and leave.
+"""Elastic training: training continues while workers join and leave.
 
-The public classes are imported on first use, because the launcher doesn't need them.
+The package imports its public classes on first use, because the launcher doesn't need them.
 
 The following sections describe `ElasticTraining`. All workers make the same calls in the same
 order.
 
-*Joining and leaving*: a joining worker runs the program from its start. Its first `begin` returns
-with the state of the other workers. Its loop then continues in their epoch, at their sample. Before
-that `begin`, its program must not call a collective other than `sync_net_parameters`. At a worker
-that has left, `should_stop` is true, the dataset has ended and `step_end` has no effect. So the
-loop and the program end normally, with exit status 0.
+*Training calls*: a training call is one run of a training loop, from `begin` to `end`. For example,
+each `Model.train` with a `KungFuElasticCallback` is one training call.
 
-*Schedule*: a size is requested at its step, and the cluster changes once the new workers are ready.
-If a size hasn't been reached when the next entry is due, the next entry replaces it. If the
-schedule is a dict or a string, the launcher starts the workers of the next entry early. If they are
-ready by then, the resize doesn't wait for their start (docs/resizing.md).
+*Joining and leaving*: a joining worker runs the program from the beginning. Its first `begin`
+receives the state of the other workers. Its loop then continues in the same epoch, and at the same
+sample, as the other workers' loops. Before that `begin`, the program must not call any collective
+except `sync_net_parameters`. At a worker that has left, `should_stop` is true, the dataset yields
+no more batches, and `step_end` has no effect. So the loop and the program end normally, with exit
+status 0.
+
+*Schedule*: at the step of a schedule entry, the workers request the entry's size. The cluster
+changes as soon as the new workers are ready. If the cluster hasn't reached the size when the next
+entry is due, the next entry replaces the request. If the schedule is a dict or a string, the
+launcher starts the workers of the next entry early. If they are ready at the entry's step, the
+resize doesn't have to wait for them (docs/resizing.md).
 
 *Learning rates*: `lr_rule` applies to all optimizers of ``mindspore.nn`` in `trained`. It
 multiplies their rates by a factor. For ``"linear"`` the factor is the current size divided by the
@@ -29,17 +34,18 @@ only for one of these reasons:
 
 
 - a change of the cluster;
-- an entry of the schedule, as soon as one worker has reached its step;
+- an entry of the schedule, as soon as one worker has reached the entry's step;
 - a checkpoint;
-- the end of a call of training.
+- the end of a training call.
 
-`ms_kungfu.membership.sync_points` contains the correctness argument. At a meeting, all workers
-continue from the step, epoch and data position of the furthest worker. The first worker that
-finishes ends the call of training for all; at the others `should_stop` becomes true. In a loop
-without `epochs`, the program must call `end` to end the call for all. No two living workers train
-the same sample in an epoch. The samples that slower workers haven't reached are skipped, so a
-ledger is rejected. Options that require all workers at every step are rejected, too (`policy`,
-`monitor`, `wait`). With ``asynchronous=False`` the workers meet at every step.
+`ms_kungfu.membership.sync_points` contains the correctness argument. When the workers have met, all
+of them continue from the step, epoch and data position of the worker that is furthest ahead. The
+first worker that finishes ends the training call for all workers: at the others, `should_stop`
+becomes true. If a loop doesn't use `epochs`, the program must call `end` for this. No two living
+workers train the same sample in an epoch. The samples that slower workers haven't reached are
+skipped, so asynchronous training rejects a ledger. It also rejects options that require all workers
+at every step (`policy`, `monitor`, `wait`). With ``asynchronous=False`` the workers meet at every
+step.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ from ms_kungfu.elastic.schedule import Schedule, entries, newcomers_ahead
 
 
 class Ahead:
-    """Report the next size in the schedule of one training, at one worker.
+    """Report the next size in the schedule to the launcher.
 
     The lowest living rank reports once in each cluster version, and again if the next entry of the schedule changes.
-    It reports only after the version's first step. In that step the workers compile and need the cores, and until then
-    the memory use of a worker isn't known. It doesn't report while a resize is requested, because the workers of that
-    resize are started first.
+    The report follows the version's first step, because in that step the workers compile and need the cores, and the
+    launcher doesn't know yet how much memory a worker needs. While a resize is in progress, there is no report,
+    because the launcher starts the workers of that resize first.
     """
 
     def __init__(self, schedule: Schedule | None) -> None:
@@ -20,7 +20,10 @@ class Ahead:
         self._told: tuple[int, int, int] | None = None
 
     def look(self, step: int) -> None:
-        """Report at the end of a step, before the cluster may change. Not collective."""
+        """Report the next size if a report is due. Called at the end of a step, before the cluster may change.
+
+        Not collective.
+        """
         if not self._known or membership.is_changing():
             return
         wanted = newcomers_ahead(self._known, step, membership.size())

@@ -1,4 +1,4 @@
-"""Asynchronous steps: each worker runs its steps independently, and the workers meet only at sync points.
+"""Run asynchronous steps: each worker runs its steps independently, and the workers meet only at sync points.
 
 `ms_kungfu.membership.sync_points` explains why all workers enter the same sync points.
 """
@@ -26,7 +26,7 @@ from ms_kungfu.membership import Change
 
 @dataclass
 class AsynchronousSteps:
-    """The asynchronous steps of one training at one worker. `size_after` is the schedule's function."""
+    """The asynchronous steps of one worker. `size_after` maps a step to the size that the schedule requests there."""
 
     training: Training
     size_after: Callable[[int], int | None]
@@ -34,13 +34,13 @@ class AsynchronousSteps:
     changes: ClusterChanges
 
     def step_end(self, loss: Any) -> Change:
-        """End this worker's own step; collective only if a sync point is due."""
+        """End this worker's step; collective only if a sync point is due."""
         training = self.training
         self.changes.statistics.mark()
         samples = None if training.dataset is None else training.dataset.weight
         self.changes.statistics.committed(training.step, samples, None, loss)
         if training.dataset is not None:
-            training.dataset.commit()  # without the other workers, because their positions aren't needed
+            training.dataset.commit()  # not collective: this worker doesn't need the other workers' positions
         checkpoint = self.checkpoints.is_due(training.step)
         wanted = self.size_after(training.step)
         if membership.sync_point_is_due(wanted, checkpoint or bool(self.changes.job_end.signal)):
@@ -48,7 +48,7 @@ class AsynchronousSteps:
         return membership.no_change()
 
     def end(self) -> None:
-        """End the call of training for all workers; collective."""
+        """End the training call at all workers; collective."""
         dataset = self.training.dataset
         if not self.training.should_stop:
             membership.sync_point_is_due(call=True)
@@ -57,7 +57,7 @@ class AsynchronousSteps:
             dataset.suspended = False  # the dataset was suspended because another worker ended the loop
 
     def come_together(self, wanted: int | None, checkpoint: bool = False, ended: bool = False) -> Change:
-        """Agree on the training's position, and carry out what any worker has requested; collective."""
+        """Enter a sync point: agree on a position, and carry out what any worker has requested; collective."""
         began = membership.monotonic()
         membership.enter_sync_point()
         wanted, checkpoint, ended = self._go_to_the_furthest(wanted, checkpoint, ended)
@@ -68,7 +68,7 @@ class AsynchronousSteps:
             self.checkpoints.write(step)
         job_end.carry_out(step)
         if ended:
-            # If a change is due, too, `begin` carries out that change in the next call.
+            # If a change of the cluster is also due, `begin` carries it out in the next training call.
             self.changes.suspend(True)
             return membership.no_change()
         membership.note_step(step)
@@ -78,9 +78,13 @@ class AsynchronousSteps:
         return change
 
     def _go_to_the_furthest(self, wanted: int | None, checkpoint: bool, ended: bool) -> tuple[int | None, bool, bool]:
-        """Agree on the schedule's size, on whether a checkpoint is due, and on whether training ends; collective."""
+        """Continue from the position of the worker that is furthest ahead; collective.
+
+        Return what the workers have agreed on: the schedule's size, whether a checkpoint is due, and whether training
+        ends.
+        """
         training = self.training
-        # Two workers can be at the same step although only one of them has ended its epoch.
+        # Two workers can be at the same step although only one of them has counted the end of the epoch.
         epoch = training.epoch if training.dataset is None else training.dataset.epoch
         row = np.array([training.step, epoch, wanted or 0, checkpoint, ended, self.changes.job_end.signal], np.int64)
 
@@ -111,12 +115,12 @@ class AsynchronousSteps:
 
 
 def _furthest(rows: Mapping[int, Array]) -> int:
-    """Return the rank with the latest step, then with the latest epoch, then with the lowest number."""
+    """Return the rank with the highest step. Among equal steps, the highest epoch decides, then the lowest rank."""
     return max(rows, key=lambda rank: tuple(rows[rank][:2]))
 
 
 def is_asynchronous(options: Options, optimizers: list[Any], dataset: Shares | None, monitor: Any) -> bool:
-    """Return whether the workers run their steps independently. ValueError if the options don't allow that."""
+    """Return whether the workers run their steps independently. Raise ValueError if another option excludes this."""
     able = bool(optimizers) and all(getattr(o, "asynchronous", False) for o in optimizers)
     if options.asynchronous and not able:
         names = ", ".join(type(o).__name__ for o in optimizers) or "no optimizer"
@@ -133,6 +137,6 @@ def is_asynchronous(options: Options, optimizers: list[Any], dataset: Shares | N
         if given:
             raise ValueError(
                 f"{what} requires all workers at every step, but {type(optimizers[0]).__name__} is asynchronous; "
-                "leave it out, or pass asynchronous=False to have the workers meet at every step"
+                "leave out the option that requires this, or pass asynchronous=False so that workers meet at every step"
             )
     return True

@@ -1,4 +1,4 @@
-"""Begin a call of training at a worker, either together with the other workers or in the middle of their call."""
+"""Begin a training call at a worker, either together with the other workers or in the middle of their call."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ms_kungfu.elastic.program import Training, is_behind
 
 @dataclass(frozen=True)
 class Beginning:
-    """Begin the calls of one training.
+    """Begin the training calls of one `ElasticTraining`.
 
-    `prepare` compiles what the first step needs. `size_after` is the schedule's function.
+    `prepare` compiles the first step. `size_after` maps a step to the size that the schedule requests there.
     """
 
     training: Training
@@ -30,7 +30,10 @@ class Beginning:
     changes: ClusterChanges
 
     def run(self) -> bool:
-        """Begin a call; collective. Return False if this worker has left, or its state belongs to a later call."""
+        """Begin a training call; collective.
+
+        Return False if the call must run no steps, because this worker has left or its state belongs to a later call.
+        """
         training = self.training
         call = self.carried.begin()
         self.changes.begin()
@@ -38,7 +41,7 @@ class Beginning:
         if not runtime.detached():
             self._prepare()
         if membership.is_joining() and not runtime.detached():
-            membership.join()  # until here, the other workers go on training
+            membership.join()  # the other workers continue training until this worker has called `join`
         if runtime.detached():
             self.changes.suspend(True)
             return False
@@ -59,10 +62,11 @@ class Beginning:
         return True
 
     def _prepare(self) -> None:
-        """Do slow preparations before the other workers have to wait for this worker."""
+        """Do slow preparations now, because the other workers have to wait for this worker later."""
         data, shards = self.training.dataset, self.carried.deals_shards
         if shards:
-            membership.fix_cores()  # before kernels are created, because their results depend on the number of cores
+            # Do this before the program creates kernels, because their results depend on the number of cores.
+            membership.fix_cores()
         if self.prepare is not None and (membership.is_joining() or shards):
             began = membership.monotonic()
             with membership.doing("compilation"):
@@ -72,9 +76,9 @@ class Beginning:
             data.read_contents()
 
     def _receive(self, call: int, joins: bool) -> bool:
-        """Receive the state of the other workers or of a checkpoint; collective.
+        """Receive the state from the other workers or a checkpoint, if there is any; collective.
 
-        Return False if the state belongs to a later call of training.
+        Return False if the state belongs to a later training call.
         """
         training, mine = self.training, program.current()
         self.changes.agree_on_trained(joins)
@@ -92,7 +96,7 @@ class Beginning:
         return True
 
     def _start_anew(self) -> None:
-        """Begin this call at all workers; collective."""
+        """Begin a new training call together with all other workers; collective."""
         training, data = self.training, self.training.dataset
         if runtime.current_cluster_size() > 1:
             state_transfer.begin_alike(training.training_state, None if data is None else data.same_at_all())
@@ -104,7 +108,7 @@ class Beginning:
         self.changes.change_to(self.size_after(0) if training.step == 0 else None)
 
     def _go_on(self, resume: dict[str, Any], joins: bool) -> None:
-        """Continue in the middle of this call, which the other workers or an earlier job have begun."""
+        """Continue in the middle of a training call that the other workers or an earlier job have begun."""
         training = self.training
         training.step, training.first_step, training.epoch = resume["step"], resume["first_step"], resume["epoch"]
         program.current().resuming = True

@@ -1,7 +1,7 @@
-"""Warn of cells that look like copies of a trained network, but aren't part of the training state.
+"""Warn about cells that look like copies of a trained network but aren't part of the training state.
 
-Such a copy is, for example, a moving average of the weights or a target network. A joining worker creates the copy
-anew, and a checkpoint doesn't contain it. ms_kungfu can't know the purpose of a copy, so it only warns.
+Examples of such copies are a moving average of the weights, and a target network. A joining worker wouldn't receive the
+copy's values, and a checkpoint doesn't contain them. ms_kungfu can't know the purpose of a copy, so it only warns.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from ms_kungfu import env, membership
 from ms_kungfu.trained import claims, inventory
 
 _log = logging.getLogger(__name__)
-# The steps after which copies are compared; a copy that never changes (e.g. a teacher network) isn't state.
+# After these steps, each copy is compared with its initial content. A copy that never changes (e.g. a teacher network)
+# isn't state.
 _LOOKS = (1, 10, 100)
 _NAMES = 3
 
 
 class Beside:
-    """The copies that were found in one training. The warning appears once per process."""
+    """The copies of a trained network that this worker has found. The warning appears once per process."""
 
     _told = False
 
@@ -31,14 +32,14 @@ class Beside:
         self._steps = 0
 
     def look(self, trained: Iterable[Any], optimizers: Iterable[Any], carried: Iterable[Any]) -> None:
-        """Find the copies when training begins."""
+        """Find the copies. Called when training begins."""
         if Beside._told or not _in_a_job():
             return
         copies = copies_of([list(optimizer.parameters) for optimizer in optimizers], trained, carried)
         self._found = [(weakref.ref(cell), claims.content(cell.get_parameters())) for cell in copies]
 
     def step_end(self) -> None:
-        """Compare the copies after a step of this worker."""
+        """Compare the copies with their initial content if this is due after this step."""
         if not self._found:
             return
         self._steps += 1
@@ -46,7 +47,7 @@ class Beside:
             self.warn_of_changed()
 
     def warn_of_changed(self) -> None:
-        """Warn if a copy has changed. Also called before a change of the cluster, because a joining worker lacks it."""
+        """Warn if a copy has changed. Also called when the cluster has changed, because a joining worker lacks it."""
         if Beside._told or not self._found or not membership.speaks_for_all():
             return
         cells = [(known(), content) for known, content in self._found]
@@ -55,9 +56,9 @@ class Beside:
             return
         Beside._told = True
         _log.warning(
-            'misuse: check=beside changed="%s". Training changes this copy of the network (its parameters '
-            "have the same names), but the copy isn't part of the training state: a joining worker creates it "
-            "anew, and a checkpoint lacks it; pass the copy to ElasticTraining(net, optimizer, ...), or its state "
+            'misuse: check=beside changed="%s". Training changes this copy of the network (a cell whose parameters '
+            "have the same names), but the copy isn't part of the training state: a joining worker doesn't receive it, "
+            "and a checkpoint doesn't contain it; pass the copy to ElasticTraining(net, optimizer, ...), or its state "
             'as components= (docs/elastic-training.md, "State beside the network")',
             ", ".join(map(_described, changed)),
         )
@@ -76,8 +77,9 @@ def _described(cell: Any) -> str:
 def copies_of(networks: Sequence[Sequence[Any]], trained: Iterable[Any], carried: Iterable[Any]) -> list[Any]:
     """Return the outermost living cells that look like copies of one of `networks`.
 
-    A copy has, for each Parameter of the network, another Parameter of the same name and shape. The copy's names may
-    have a common prefix. Cells in `trained`, and cells whose Parameters are in `carried`, are excluded.
+    A cell looks like a copy if it has, for each Parameter of the network, another Parameter of the same name and shape.
+    The names in the copy may have a common prefix. The result excludes cells in `trained`, and cells whose Parameters
+    are in `carried`.
     """
     import mindspore as ms
 

@@ -1,4 +1,4 @@
-"""Collect the state that decides the next step of training. `ms_kungfu.elastic.state` lists its pieces."""
+"""Collect the state that determines the next training step. `ms_kungfu.elastic.state` lists the pieces."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Carried:
-    """The state of one training, which a joining worker receives and a checkpoint keeps.
+    """The training state: everything that a joining worker receives and a checkpoint contains.
 
     Args:
-        training: the training, with its progress and its dataset.
-        trained: the cells, optimizers and other objects that the program has passed.
-        measuring: the monitor and policies, which also have state.
+        training: provides the training's progress and dataset.
+        trained: the cells, optimizers and other objects that the program has passed to `ElasticTraining`.
+        measuring: the monitor and the policies, which also have state.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class Carried:
         self.trained = trained
         self._training, self._options, self._measuring = training, options, measuring
         self._loss_scale_manager = loss_scale_manager
-        self._call = 0  # the number of the call of training, 1 or more
+        self._call = 0  # the number of the current training call, counted from 1
         self._rule = parse_lr_rule(options.lr_rule)
-        self._rates: LearningRates | None = None  # set when training begins, if there is a rule
+        self._rates: LearningRates | None = None  # set when training begins, if there is an `lr_rule`
         self._schedulers: list[Any] = []  # schedulers of optimizers with param_groups, set when training begins
-        self._is_covered = False  # whether ShardedSteps are known to compute everything that depends on the cluster
+        self._is_covered = False  # whether `check_covered` has succeeded
         for optimizer in training.optimizers:
             from ms_kungfu.trained.rates import hold_last_rate  # loads MindSpore
 
@@ -57,19 +57,19 @@ class Carried:
 
     @property
     def averaged(self) -> Sequence[Any]:
-        """Return the tensors that differ between the workers by design, such as moving statistics."""
+        """The tensors that differ between the workers by design, such as moving statistics."""
         averaged = self._options.averaged
         return inventory.moving_statistics(self.trained) if averaged is None else averaged
 
     @property
     def parameters(self) -> list[Any]:
-        """Return the Parameters that are kept equal on all workers, each once."""
+        """The Parameters that are kept equal on all workers, each once."""
         bases = self._rates.bases if self._rates is not None else []
         return [*inventory.collect_parameters((*self.trained, *self._schedulers)), *bases]
 
     @property
     def components(self) -> list[Component]:
-        """Return the components of the state: everything except Parameters and buffers."""
+        """The components of the state, that is, everything except Parameters and buffers."""
         training = self._training
         progress = Component("progress", lambda: {"call": self._call, **program.progress(training)}, program.resume)
         carried = [progress]
@@ -84,14 +84,14 @@ class Carried:
         return [*carried, *randomness.components(self.trained), *self._options.components]
 
     def state(self) -> TrainingState:
-        """Return everything that decides the next step."""
+        """Return the complete training state."""
         statistics = inventory.moving_statistics(self.trained)
         buffers = inventory.collect_buffers(self.trained)
         averaged = tuple(self.averaged)
         return TrainingState(self.parameters, self.components, buffers, averaged, tuple(statistics), self._call)
 
     def begin(self) -> int:
-        """Begin a call of training. Return its number."""
+        """Begin a training call. Return the number of the call."""
         inventory.check_reduced(self.trained, None if self._training.dataset is None else self._training.dataset.shards)
         self._schedulers = inventory.collect_schedulers(self.trained, self._training.optimizers)
         mine = program.current()
@@ -107,25 +107,25 @@ class Carried:
         return self._call
 
     def check_covered(self) -> None:
-        """Check, after the first step, that ShardedSteps compute everything that depends on the cluster."""
+        """After the first step with shards, check that ShardedSteps compute everything that depends on the cluster."""
         if self.deals_shards and not self._is_covered:
             inventory.check_sharded(self.trained)
             self._is_covered = True
 
     def scale_rates(self) -> None:
-        """Scale the learning rates by the `lr_rule` for the current size."""
+        """Scale the learning rates as `lr_rule` requires for the current size."""
         if self._rates is not None and self._rule is not None:
             self._rates.follow(self._rule, self._rates_follow())
 
     def _rates_follow(self) -> int:
-        """Return what the learning rates depend on: the global batch size with shards, otherwise the cluster size."""
+        """Return the size that `lr_rule` uses: the global batch size with shards, otherwise the cluster size."""
         dataset = self._training.dataset
         if dataset is not None and self.deals_shards:
             return dataset.global_batch_size
         return runtime.current_cluster_size()
 
     def consistency(self) -> ConsistencyCheck:
-        """Return the check of the state that has to be equal on all workers."""
+        """Return a consistency check of the state that must be equal on all workers."""
         now = self._training.training_state
         different = [*now.averaged, *now.statistics]
         # With shards, every Parameter must be equal. Otherwise the results would depend on the partition.

@@ -1,4 +1,4 @@
-"""After a step, agree with the other workers on a cluster change, a stop and consistency; carry out the result."""
+"""After a step, agree with the other workers on a cluster change and a stop, and check the workers' consistency."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ms_kungfu.membership import Change
 
 @dataclass
 class ClusterChanges:
-    """Carry out cluster changes in one training. `wait`: whether a step waits for the schedule's size."""
+    """Carry out cluster changes. `wait`: whether a step waits until the cluster has the size of a schedule entry."""
 
     training: Training
     wait: bool
@@ -36,43 +36,43 @@ class ClusterChanges:
 
     def __post_init__(self) -> None:
         self.prepare: Callable[[], None] = lambda: None
-        """A function that is called before the workers agree on a change. The owner of the training sets it."""
+        """A function that is called before the workers agree on a change. `ms_kungfu.msrun` sets it."""
         self.agree_on_trained: Callable[[bool], None] = lambda joins: None
-        """A collective function that agrees on the training dataset, at begin and after each change.
+        """A collective function that is called when training begins and after each change of the cluster.
 
-        The owner sets it, too.
+        In it, the workers agree on the dataset that they train. `ms_kungfu.msrun` sets it.
         """
         self.may_follow: Callable[[], bool] = lambda: True
-        """A function that returns whether a prepared change is carried out after this step.
+        """A function that returns whether the cluster may change after this step.
 
-        All workers get the same result.
+        It must return the same value at all workers.
         """
         self.defers_until: str | None = None
-        """What has to end before `may_follow` allows a change, for the log; None if that is soon."""
+        """For the log: the condition under which `may_follow` allows a change again; None if this is soon."""
         self.consistency: ConsistencyCheck | None = None
         """The consistency check; None before training begins."""
         self.stop_asked = False
-        """Whether a stop has been requested at this worker."""
+        """Whether this worker's program has requested a stop."""
         self._asked_end = 0
-        """The job-ending signal that this worker contributes to the current agreement; 0 if there is none."""
+        """The signal that ends the job, as this worker reports it to the other workers; 0 if there is none."""
         self._stopped = False  # whether all workers have agreed to stop
         self.statistics = StepStatistics(self.training, self.measuring)
         self.job_end = LastCheckpoint(self.checkpoints, self.statistics)
         self.steps_here = 0
-        """The number of steps since the cluster changed or the call began."""
+        """The number of steps since the last change of the cluster, or since the training call began."""
 
     def begin(self) -> None:
-        """Begin a call of training."""
+        """Begin a training call."""
         self.training.should_stop = self.stop_asked = self._stopped = False
         self.steps_here = 0
 
     def expect_epochs(self, count: int) -> None:
-        """Set the number of epochs in this call of training."""
+        """Set the number of epochs in this training call."""
         self.measuring.expect_epochs(count)
         self.statistics.epochs = int(count)
 
     def end(self) -> None:
-        """End a call of training."""
+        """End a training call."""
         self.statistics.end()
         self.job_end.end()
         if self._stopped:
@@ -80,23 +80,26 @@ class ClusterChanges:
         self.check_sameness()
 
     def leave_loop(self, between: bool) -> None:
-        """End the loop over epochs. `between`: whether the loop allowed changes of the cluster only between epochs."""
+        """End a loop over epochs. `between`: whether the loop has allowed cluster changes only between epochs."""
         self.job_end.end()
         if between:
             self.may_follow, self.defers_until = lambda: True, None
 
     def defer_in_last_epoch(self, is_last: bool) -> None:
-        """Begin an epoch of a loop; `is_last`: the loop allows changes only between epochs, and none follows."""
-        self.defers_until = "this call of training ends" if is_last else None
+        """Begin an epoch. `is_last`: no change can follow in this loop, which allows changes only between epochs."""
+        self.defers_until = "this training call ends" if is_last else None
 
     def suspend(self, suspended: bool) -> None:
-        """Set whether this worker's loop and dataset are suspended, that is, end early."""
+        """Suspend this worker's loop and dataset, so that they end early, or resume them."""
         self.training.should_stop = suspended
         if self.training.dataset is not None:
             self.training.dataset.suspended = suspended
 
     def agree_on_stop(self) -> None:
-        """Agree on a stop at the end of an epoch; collective, except right after a change (see `ElasticTraining`)."""
+        """Agree on a stop at the end of an epoch; collective.
+
+        Directly after a change of the cluster, the workers don't agree here: see `ElasticTraining.agree_on_stop`.
+        """
         if self.steps_here > 0:
             asked = comm.all_reduce(np.array([self.stop_asked], np.int32), op="max", name="kungfu/stop")
             self._stop(bool(asked[0]))
@@ -114,11 +117,13 @@ class ClusterChanges:
             self.consistency.check_all(self.training.step)
 
     def _settle(self, consistency: ConsistencyCheck, same: bool) -> bool:
-        """Decide whether training or the job ends, as part of the step's agreement.
+        """Decide, as part of the agreement after a step, whether a change that is due must wait.
 
-        DivergenceError if the workers differ.
+        The change waits if training stops, the job ends, or `may_follow` forbids changes now. If training stops, the
+        next training call's `begin` carries out the change.
 
-        If a change of the cluster is due at the same time, `begin` carries out the change in the next call.
+        `same`: whether all workers have contributed the same word to the agreement. Raise DivergenceError if the
+        workers' states differ.
         """
         stops, number = self.stop_asked, self._asked_end
         if not same:
@@ -132,9 +137,9 @@ class ClusterChanges:
         return self._stop(stops) or bool(number) or not follows
 
     def change_to(self, scheduled: int | None = None, behind_a_step: bool = False) -> Change:
-        """Change to the size that the policies, the schedule or the config server request; collective.
+        """Change the cluster to the size that a policy, the schedule or the config server requests; collective.
 
-        `behind_a_step`: whether a step has just ended. The workers then also agree on a stop and compare their states.
+        `behind_a_step`: whether a step has just ended. If so, the workers also agree on a stop and compare states.
         """
         self.prepare()
         began, step, consistency = membership.monotonic(), self.training.step, self.consistency
@@ -157,7 +162,7 @@ class ClusterChanges:
         return change
 
     def follow(self, change: Change, began: float) -> None:
-        """Do the work that follows a change of the cluster; collective. `began`: the time at which the change began."""
+        """Do the work that follows a change of the cluster; collective. `began`: when the change began."""
         training = self.training
         if change.detached:
             event_log.changed(training.step, change)

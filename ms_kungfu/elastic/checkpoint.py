@@ -1,19 +1,25 @@
-"""Checkpoints of a whole training state, in MindSpore's own format, for the failure of a whole machine.
+"""Write and read checkpoints of the whole training state, so that training survives the failure of a whole machine.
 
-`Checkpointing` decides when checkpoints are written, by which worker, and from which checkpoint training starts.
+`Checkpointing` decides when to write a checkpoint, which worker writes it, and from which checkpoint training starts.
 
-``ms.save_checkpoint`` writes each file, e.g. ``step-00000120.ckpt``. It has all Parameters under their names, so that
-``ms.load_checkpoint`` and ``ms.load_param_into_net`` can use it. Buffers are entries ``kungfu/buffer/<path>``. The
-entry ``kungfu`` is a JSON string with the rest of the state (`ms_kungfu.elastic.state`). With shards it also has
-``conditions``, the numeric environment on which the results' bits depend (`ms_kungfu.dataset.conditions`). It has
-``format`` (1 if missing) and ``written_by``, the ms_kungfu version that wrote the file. The format number changes only
-if older versions can't ignore an addition. A file of a newer format is rejected, and isn't changed.
+Checkpoints are in MindSpore's own format: ``ms.save_checkpoint`` writes each file, e.g. ``step-00000120.ckpt``. The
+file contains all Parameters under their names, so ``ms.load_checkpoint`` and ``ms.load_param_into_net`` can read it.
+Buffers are in entries ``kungfu/buffer/<path>``. The entry ``kungfu`` is a JSON string with the rest of the state
+(`ms_kungfu.elastic.state`) and these fields:
 
-A file is whole or missing: it is written under another name in the same folder, flushed to the disk and renamed. The
-ledgers of all workers are flushed before, so that training can continue with them after a crash of the machine.
+- ``format``: the number of the file format; 1 if missing. The number changes only if older versions of ms_kungfu can't
+  ignore what was added. A file with a newer format is rejected, and stays unchanged.
+- ``written_by``: the version of ms_kungfu that wrote the file.
+- ``conditions``, only with shards: the numeric environment on which the results' bits depend
+  (`ms_kungfu.dataset.conditions`).
 
-The jobs that use a folder one after another are numbered. A job takes its number by creating ``.job-N``; only one of
-two concurrent jobs can. Files of later jobs (``step-00000120.job2.ckpt``) count as newer.
+A checkpoint file is either complete or missing: it is written under another name in the same folder, flushed to the
+disk, and then renamed. Before that, all workers flush their ledgers, so that training can continue with the ledgers
+after a machine has crashed.
+
+Several jobs may use the same folder, one after another. Each job reserves the next job number by creating ``.job-N``;
+if two jobs try at the same time, only one of them succeeds. Files of a job with a higher number
+(``step-00000120.job2.ckpt``) count as newer.
 """
 
 from __future__ import annotations
@@ -57,7 +63,10 @@ _UNFINISHED = ".unfinished-"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of the state after a step: arrays with their MindSpore dtypes, and the rest as JSON."""
+    """A copy of the training state after a step.
+
+    `arrays` contains each tensor's values and MindSpore dtype by name. `host` contains the rest of the state as JSON.
+    """
 
     step: int
     arrays: Mapping[str, tuple[Array, Any]]
@@ -65,39 +74,42 @@ class Snapshot:
 
 
 def named_tensors(state: TrainingState) -> Iterator[tuple[str, Any]]:
-    """Yield each tensor with its entry name. Callers skip tensors without elements, which MindSpore can't read."""
+    """Yield the name of the checkpoint entry, and the tensor, for each Parameter and buffer in `state`.
+
+    The result includes tensors without elements. Callers skip these, because MindSpore can't read them from a file.
+    """
     taken: dict[str, int] = {}
     for parameter in state.parameters:
         count = taken[parameter.name] = taken.get(parameter.name, 0) + 1
-        # Names may repeat: each optimizer has a global_step.
+        # Several Parameters may have the same name, e.g. the `global_step` of each optimizer.
         yield parameter.name if count == 1 else f"{parameter.name}/{count}", parameter
     for name, buffer in state.buffers.items():
         yield f"kungfu/buffer/{name}", buffer
 
 
 def take_snapshot(step: int, state: TrainingState, host: Mapping[str, Any]) -> Snapshot:
-    """Return a copy of the current state, so that training may continue at once."""
+    """Return a copy of the current state, so that training can continue while the copy is written."""
     # Copy, because asnumpy shares the memory to which the next step writes.
     arrays = {name: (tensor.asnumpy().copy(), tensor.dtype) for name, tensor in named_tensors(state) if tensor.size}
     return Snapshot(step, arrays, host)
 
 
 class CheckpointFolder:
-    """Write the checkpoints of one training in a thread, and keep the last `keep` of them.
+    """Write checkpoints to a folder in a background thread, and keep the last `keep` of them.
 
-    If writing fails (e.g. the disk is full), the thread logs a warning, and earlier checkpoints stay. One snapshot can
-    wait while another is being written; a third snapshot replaces the waiting one.
+    If writing fails (e.g. because the disk is full), the thread logs a warning and keeps the earlier checkpoints. While
+    a snapshot is being written, one more snapshot can wait. A third snapshot replaces the snapshot that waits.
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 3) -> None:
         self.folder = Path(folder)
         self.job = 1
-        """The number of this process's job: see `take_job`."""
+        """The number of this process's job in the folder: see `take_job`."""
         self._keep = keep
-        # Unique to this writer. A process ID isn't: another host may share the folder.
+        # The name must be unique to this writer. A process ID isn't unique, because hosts may share the folder.
         self._unfinished = f"{_UNFINISHED}{uuid.uuid4().hex[:12]}-"
         self._lock = threading.Condition()
-        self._waiting: Snapshot | None = None  # _lock guards _waiting and _writing
+        self._waiting: Snapshot | None = None  # `_lock` guards `_waiting` and `_writing`
         self._writing = False
 
     def __fspath__(self) -> str:
@@ -111,7 +123,7 @@ class CheckpointFolder:
             self._waiting = snapshot
             if not self._writing:
                 self._writing = True
-                # The thread isn't a daemon, so that a program that ends finishes its last checkpoint first.
+                # The thread isn't a daemon, so that Python completes the last checkpoint before the process exits.
                 threading.Thread(target=self._write_all, name="kungfu-checkpoint").start()
 
     def wait(self) -> None:
@@ -129,7 +141,7 @@ class CheckpointFolder:
                     return
             try:
                 self._write(snapshot)
-            except Exception as error:  # any error of MindSpore, because a failed checkpoint must not end training
+            except Exception as error:  # MindSpore may raise any error, and a failed checkpoint must not end training
                 event_log.checkpoint_failed(snapshot.step, self.folder, error)
 
     @membership.traced("checkpoint file")
@@ -138,9 +150,9 @@ class CheckpointFolder:
 
         began = membership.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
-        if (newest := self._newest_job()) > self.job:  # only for a warning: file names prevent overwriting
+        if (newest := self._newest_job()) > self.job:  # only for a warning; jobs can't overwrite each other's files
             _log.warning(
-                'checkpoint skipped: step=%d folder=%s job=%d reason="job %d has begun to train with it"',
+                'checkpoint skipped: step=%d folder=%s job=%d reason="job %d has begun to use the folder"',
                 snapshot.step, self.folder, self.job, newest,
             )  # fmt: skip
             return
@@ -157,14 +169,14 @@ class CheckpointFolder:
             _flush(self.folder)
             event_log.checkpoint_written(snapshot.step, path, membership.monotonic() - began)
         except BaseException:
-            for rest in self.folder.glob(f"{self._unfinished}*"):  # MindSpore appends to the name while it writes
+            for rest in self.folder.glob(f"{self._unfinished}*"):  # while MindSpore writes, it appends to the file name
                 rest.unlink(missing_ok=True)
             raise
         for old in self.paths()[: -self._keep]:
             old.unlink(missing_ok=True)
 
     def take_job(self) -> int:
-        """Return the next job number for this folder, and reserve it unless the folder is read-only."""
+        """Return the next job number in this folder, and reserve it unless the folder is read-only."""
         while True:
             number = self._newest_job() + 1
             try:
@@ -175,7 +187,8 @@ class CheckpointFolder:
             except OSError as error:
                 _log.warning('checkpoint failed: folder=%s error="%s"', self.folder, error)
                 return number
-            return number  # earlier marks stay: if a new mark replaced an old one, a reader might see neither
+            # Don't delete earlier marks. If a new mark replaced an old one, another job might see neither of them.
+            return number
 
     def _mark(self, job: int) -> Path:
         return self.folder / f".job-{job}"
@@ -189,50 +202,55 @@ class CheckpointFolder:
         return self.folder / f"step-{step:08d}{job}.ckpt"
 
     def has(self, step: int) -> bool:
-        """Return whether this job has a checkpoint of this step."""
+        """Return whether this job has written a checkpoint of this step."""
         return self._path(step).exists()
 
     def _files(self) -> dict[tuple[int, int], Path]:
-        """Return the files by job and step."""
+        """Return the checkpoint files by job number and step."""
         found = ((_FILE.fullmatch(path.name), path) for path in self.folder.glob("step-*.ckpt"))
         return {(int(match[2] or 1), int(match[1])): path for match, path in found if match}
 
     def paths(self) -> list[Path]:
-        """Return the checkpoints' paths, sorted by age."""
+        """Return the checkpoints' paths, the oldest first."""
         return [path for _, path in sorted(self._files().items())]
 
     def newest(self) -> tuple[int, int]:
-        """Return the job and step of the newest checkpoint; (0, 0) without a checkpoint."""
+        """Return the job number and step of the newest checkpoint; (0, 0) if there is no checkpoint."""
         return max(self._files(), default=(0, 0))
 
     def check_is_shared(self, newest: Mapping[int, Sequence[int]], rank: int) -> None:
-        """Raise KungFuError if a rank on another host has a newer checkpoint than this rank."""
+        """Raise KungFuError if another rank's folder contains a newer checkpoint than this rank's folder.
+
+        In that case, the hosts don't share the folder. `newest` maps each rank to the job number and step of its newest
+        checkpoint.
+        """
         found = {each: tuple(value) for each, value in newest.items()}
         other = max(found, key=lambda each: found[each], default=rank)
         if found and found[other] > found.get(rank, (0, 0)):
             mine = f"step {found[rank][1]}" if any(found.get(rank, ())) else "no checkpoint"
             raise KungFuError(
                 f"rank {other} finds a checkpoint of step {found[other][1]} in {self.folder}, and rank {rank} {mine}: "
-                "share the folder between all hosts, or copy the one with the newest checkpoint to each host"
+                "share the folder between all hosts, or copy the folder with the newest checkpoint to each host"
             )
 
     def remove_unfinished(self) -> None:
-        """At the start of a job, remove unfinished files of workers that were killed while they wrote."""
+        """Remove unfinished files that workers left when they were killed. Called when a job starts."""
         for path in self.folder.glob(f"{_UNFINISHED}*"):
             path.unlink(missing_ok=True)
 
     def load(self) -> tuple[Path, Mapping[str, Any], Mapping[str, Any]] | None:
-        """Return (path, entries, host) of the newest readable checkpoint; None if the folder has no checkpoint.
+        """Return (path, entries, host) of the newest readable checkpoint; None if the folder contains no checkpoint.
 
-        Damaged files are renamed. KungFuError if none of the files can be read, even if all were renamed earlier, or
-        if the newest readable file has an unsupported, newer format.
+        Damaged files are renamed. Raise KungFuError if the folder contains checkpoints but none of them can be read.
+        Files that were renamed because of damage count as checkpoints here. Also raise KungFuError if the newest
+        readable file has a newer format, which this version doesn't support.
         """
         import mindspore as ms
 
         paths = self.paths()
         for place, path in reversed(list(enumerate(paths))):
             try:
-                os.close(open_regular(path))  # rejects a FIFO, because MindSpore would wait for its writer
+                os.close(open_regular(path))  # this rejects a FIFO; MindSpore would wait until a process writes to it
                 entries = dict(ms.load_checkpoint(str(path), crc_check=True))
                 host = decode_object(entries.pop(_ENTRY), _MAX_ENTRY, raw_bytes=True, own=True)
                 number, writer = host.pop("format", 1), host.pop("written_by", "of an unknown version")
@@ -241,7 +259,7 @@ class CheckpointFolder:
                 raise KungFuError(
                     f"checkpoint {path} has format {number}, written by ms_kungfu {writer}; ms_kungfu "
                     f"{VERSION} reads formats 1 to {FORMAT}: resume with the version that wrote it, or a "
-                    "newer one"
+                    "newer version"
                 )
             except (ValueError, KeyError, TypeError, OSError) as error:
                 older = paths[place - 1].name if place else "none"
@@ -255,13 +273,16 @@ class CheckpointFolder:
         if lost := [*self.paths(), *self.folder.glob("step-*.ckpt.damaged")]:
             raise KungFuError(
                 f"none of the {len(lost)} checkpoints in {self.folder} can be read; restore one as step-*.ckpt, or "
-                "give another folder to train from the start"
+                "give another folder to train from the beginning"
             )
         return None
 
 
 def restore_tensors(state: TrainingState, entries: Mapping[str, Any], path: Path) -> None:
-    """Write a file's entries into the state's tensors. KungFuError, without any change, if names or shapes differ."""
+    """Write a checkpoint file's entries to the state's tensors.
+
+    If names, shapes or dtypes differ, raise KungFuError without changing any tensor.
+    """
     wanted = {name: tensor for name, tensor in named_tensors(state) if tensor.size}
     differing = sorted(set(wanted) ^ set(entries))
     if differing:
@@ -293,7 +314,10 @@ def _flush(path: Path) -> None:
 
 
 def _other_batch(mine: Mapping[str, Any], saved: Mapping[str, Any] | None) -> str:
-    """Describe how the checkpoint's batch size differs. A policy or the user may have changed the batch size."""
+    """Describe how the checkpoint's batch size differs from the program's; "" if it doesn't.
+
+    They may differ because a policy or the user has changed the batch size.
+    """
 
     def named(state: Mapping[str, Any]) -> str:
         per_worker, of_all = state["batch"]
@@ -301,12 +325,12 @@ def _other_batch(mine: Mapping[str, Any], saved: Mapping[str, Any] | None) -> st
 
     if saved is None or named(saved) == named(mine):
         return ""
-    told = f"{named(saved)} of the checkpoint instead of the program's {named(mine)}. To change it, call set_batch_size"
-    return f"{told}({named(mine)}) of the ElasticDataset at the beginning of an epoch, on all workers"
+    told = f"the checkpoint's {named(saved)} instead of the program's {named(mine)}. To change the batch size, call"
+    return f"{told} ElasticDataset.set_batch_size({named(mine)}) on all workers at the beginning of an epoch"
 
 
 class Checkpointing:
-    """Write and restore the checkpoints of one training. All methods except `is_due` are collective.
+    """Decide when to write checkpoints, and restore them. All methods except `is_due` are collective.
 
     `prepare` is a collective function that is called before the state is copied for a checkpoint.
     """
@@ -318,18 +342,21 @@ class Checkpointing:
         if folder is not None and not isinstance(folder, CheckpointFolder):
             folder = CheckpointFolder(folder, options.keep_checkpoints)
         self.folder = folder
-        """The folder; None without checkpoints."""
+        """The folder of the checkpoints; None if the program doesn't use checkpoints."""
         self._every = options.checkpoint_every
         self._resume = options.resume
         self._training, self._prepare = training, prepare
 
     def _conditions(self) -> Mapping[str, Any]:
-        """Return the numeric environment on which results' bits depend; {} if they also depend on the cluster."""
+        """Return the numeric environment on which the results' bits depend.
+
+        Return {} without shards, because then the bits also depend on the cluster.
+        """
         return {} if self._training.dataset is None else self._training.dataset.conditions()
 
     @property
     def training(self) -> tuple[str, int] | None:
-        """Return the checkpoints' folder and this job's number there, for the ledger; None without a folder."""
+        """A hash of the folder's path, and this job's number in the folder, for the ledger; None without a folder."""
         if self.folder is None:
             return None
         return f"{zlib.crc32(os.fsencode(os.path.abspath(self.folder.folder))):08x}", program.current().job
@@ -339,7 +366,10 @@ class Checkpointing:
 
     @membership.spending("checkpoint")
     def write(self, step: int) -> None:
-        """Make the lowest rank write the state in the background, except in a replay. ValueError without a folder."""
+        """Make the lowest rank write the state in the background. Do nothing in a replay.
+
+        Raise ValueError if the program hasn't given a folder.
+        """
         if replaying.current() is not None:
             return
         if self.folder is None:
@@ -348,7 +378,7 @@ class Checkpointing:
         now, mine = self._training.training_state, program.current()
         state_transfer.average(now.averaged)
         if self._training.dataset is not None:
-            self._training.dataset.sync_ledger()  # sync at all workers, before one of them writes the checkpoint
+            self._training.dataset.sync_ledger()  # all workers do this before one of them writes the checkpoint
         own = gather_json({c.name: c.capture() for c in now.components if c.own}, "kungfu/checkpoint")
         mine.checkpoint, mine.writes_checkpoint = step, runtime.current_rank() == min(own)
         if not mine.writes_checkpoint:
@@ -360,9 +390,9 @@ class Checkpointing:
         self.folder.save(take_snapshot(step, now, host))
 
     def make_up(self, step: int) -> None:
-        """Write another checkpoint if the writer of the last one may have failed before it was complete.
+        """Write another checkpoint if the last checkpoint's writer may have failed before the file was complete.
 
-        Called after a change of the cluster, once all workers have the state, and after training.
+        Called after training, and after a change of the cluster as soon as all workers have the state.
         """
         mine, folder = program.current(), self.folder
         last = mine.checkpoint
@@ -370,8 +400,8 @@ class Checkpointing:
             return
 
         def look() -> str:
-            # While the writer is a member, it stays the lowest rank. A removed worker still finishes its checkpoint.
-            # In that case there is one checkpoint more than necessary.
+            # While the worker that writes the checkpoint is a member, it remains the lowest rank. If it was removed, it
+            # still completes its checkpoint, and there is one more checkpoint than necessary.
             return "writing" if mine.writes_checkpoint else "there" if folder.has(last) else "lost"
 
         folder.job = mine.job
@@ -383,10 +413,10 @@ class Checkpointing:
             self.write(step)
 
     def begin(self, joined: bool, goes_on: bool) -> bool:
-        """Begin a call of training from the newest checkpoint, if there is one; return whether it was restored.
+        """Restore the newest checkpoint when a training call begins; return whether a checkpoint was restored.
 
-        The checkpoint isn't used in three cases: at a worker that has `joined`, in a later call with the same folder,
-        and if training `goes_on` in a call that other workers have already begun.
+        No checkpoint is restored in three cases: at a worker that has `joined`, in a later training call that uses the
+        same folder, and if training `goes_on` in the middle of a call that has already begun.
         """
         if self.folder is None:
             return False
@@ -394,20 +424,21 @@ class Checkpointing:
         known = program.current().checkpoint_folders
         resumed = not joined and not goes_on and path not in known and self._restore(self.folder)
         if program.is_behind():
-            return False  # the call of training to which the checkpoint belongs will restore it
-        # A joining worker does this too: the other workers have read the folder already.
+            return False  # the checkpoint belongs to a later training call, and that call will restore it
+        # This also applies to a joining worker, because the other workers have read the folder already.
         known.add(path)
         return resumed
 
     def _restore(self, folder: CheckpointFolder) -> bool:
         """Restore the newest checkpoint; return whether it was restored.
 
-        A checkpoint of a later call of training isn't restored, because its state belongs to that call's objects. The
-        calls before that one don't read the file again. Only the lowest rank reads, as other hosts may lack the folder.
+        If the checkpoint was written in a later training call, it isn't restored now, because its state belongs to the
+        objects of that call. Until that call, the file isn't read again. Only the lowest rank reads the file, because
+        other hosts may lack the folder.
         """
         now, rank, mine = self._training.training_state, runtime.current_rank(), program.current()
         path = os.path.abspath(folder.folder)
-        known = mine.call_of_checkpoint.get(path, 0)  # the same at all workers
+        known = mine.call_of_checkpoint.get(path, 0)  # this value is the same at all workers
         if known > mine.calls:
             mine.call_of_state = known
             return False
@@ -434,24 +465,25 @@ class Checkpointing:
         beyond = rank >= len(host["own"])
         own = host["own"][0 if beyond else rank]
         found = {**host["components"], **own}
-        conditions = self._conditions() or {"shards": None}  # the program's, before the checkpoint changes them
+        # Read the program's own numeric environment now, before the checkpoint changes it.
+        conditions = self._conditions() or {"shards": None}
         batch = "".join(_other_batch(c.capture(), found.get(c.name)) for c in now.components if c.name == "dataset")
         differing = self._resume_components(now, found, answer["path"], of_another=beyond)
-        mine.checkpoint, mine.job = None, answer["job"]  # the file's values belong to the job that wrote it
+        mine.checkpoint, mine.job = None, answer["job"]  # overwrite the file's values, which belong to an earlier job
         if membership.speaks_for_all():
             event_log.resumed(answer["path"])
         if differing and membership.speaks_for_all():
             _log.warning(
-                'checkpoint differs: path=%s state="%s". State that the file lacks starts anew; '
+                'checkpoint differs: path=%s state="%s". State that the file lacks keeps its initial value; '
                 "state that the program lacks is ignored",
                 answer["path"], ", ".join(differing),
             )  # fmt: skip
         if batch and membership.speaks_for_all():
-            _log.warning("checkpoint differs: path=%s. Training goes on with %s", answer["path"], batch)
+            _log.warning("checkpoint differs: path=%s. Training continues with %s", answer["path"], batch)
         told = differences(host.get("conditions", {}), conditions)
         if told and membership.speaks_for_all():
             _log.warning(
-                'numeric environment differs: path=%s differing="%s". Bits may differ from an uninterrupted training',
+                'numeric environment differs: path=%s differing="%s". Results may differ from an uninterrupted run',
                 answer["path"], told,
             )  # fmt: skip
         return True
@@ -459,7 +491,10 @@ class Checkpointing:
     def _resume_components(
         self, now: TrainingState, found: Mapping[str, Any], path: str, of_another: bool
     ) -> list[str]:
-        """Restore the components; collective. KungFuError at all workers if one can't continue from the file."""
+        """Restore the components; collective.
+
+        Raise KungFuError at all workers if one worker can't continue from the file.
+        """
         refusal, differing = "", list[str]()
         try:
             differing = resume_components(now.components, found, of_another=of_another)
@@ -493,6 +528,6 @@ class Checkpointing:
             restore_tensors(now, entries, path)
             return {"error": "", "host": host, "job": job, "path": str(path)}
         except Exception as error:
-            # Catch any error, because the other workers wait for the outcome.
+            # Catch any error, because the other workers wait for the result.
             known = isinstance(error, KungFuError)
             return {"error": str(error) if known else f"{type(error).__name__}: {error}"}

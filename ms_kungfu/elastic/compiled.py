@@ -1,4 +1,4 @@
-"""Inspect the graphs that MindSpore's compiler has created from a cell, in GRAPH mode."""
+"""Inspect the graphs to which MindSpore has compiled a cell in GRAPH mode."""
 
 from __future__ import annotations
 
@@ -14,28 +14,32 @@ PYTHON = "PyExecute"
 
 
 def graph_mode() -> bool:
-    """Return whether cells are compiled. Faster than `ms.get_context`, which takes as long as some kernels."""
+    """Return whether MindSpore is in GRAPH mode, which compiles cells.
+
+    This function is faster than `ms.get_context`, which takes as long as some kernels.
+    """
     return bool(context._get_mode() == ms.GRAPH_MODE)
 
 
 def parameters(cell: nn.Cell) -> list[Any]:
-    """Return the Parameters of all graphs of a cell, each once, including Parameters in closures of functions."""
+    """Return the Parameters in all graphs of a cell, each once. Parameters in closures of functions are included."""
     held = [p for phase in cell.compile_cache for p in EXECUTOR._graph_executor.get_params(phase).values()]
     return list({id(parameter): parameter for parameter in held}.values())
 
 
 def effects(cell: nn.Cell) -> set[str]:
-    """Return the primitives with side effects outside of Parameters, in a cell's graphs, branches and loops.
+    """Return the names of the primitives in a cell's graphs that have side effects other than writing Parameters.
 
-    Such primitives print, record, raise, communicate, or draw random numbers from an internal state. The result has
-    `PYTHON` if a graph calls the interpreter, which may do anything. MindSpore can't export such a graph.
+    Such primitives print, record, raise, communicate, or draw random numbers from an internal state. The function also
+    looks into branches and loops. The result contains `PYTHON` if a graph calls the Python interpreter, which may do
+    anything.
     """
     found = set()
     for phase in cell.compile_cache:
         graph = ModelProto()
         try:
             graph.ParseFromString(EXECUTOR._graph_executor.get_func_graph_proto(phase, "mind_ir", True))
-        except RuntimeError:  # that it "cannot export a PyExecute CNode"
+        except RuntimeError:  # MindSpore can't export a graph that calls the interpreter
             found.add(PYTHON)
             continue
         for primitive in graph.primitives:

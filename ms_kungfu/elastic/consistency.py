@@ -1,8 +1,8 @@
-"""Check during training that the values that must be equal on all workers stay equal.
+"""Check during training that the values that must be equal on all workers are still equal.
 
-A piece is a value such as a weight or a learning rate. Each piece is checked once in a hundred steps. After a step, the
-pieces that are due are hashed to one word, which is part of the workers' agreement (`membership.step`). The workers
-exchange more data only if the words differ. `trained.claims` checks the initial values.
+Each such value (a weight, a learning rate, ...) is called a piece, and is checked once every hundred steps. After each
+step, a worker hashes the pieces that are due to one word. The agreement after the step (`membership.step`) compares the
+workers' words. The workers exchange more data only if the words differ. `trained.claims` checks the initial values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ms_kungfu.errors import DivergenceError
 from ms_kungfu.trained import claims, inventory
 from ms_kungfu.trained.claims import content, content_of
 
-PERIOD = 100  # number of steps in which each piece is checked once
+PERIOD = 100  # each piece is checked once in this number of steps
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Piece:
     what: str
     nbytes: int
     tensors: Sequence[Any] = ()
-    # For a piece without tensors: returns the piece's numbers, which are on the host, as JSON.
+    # For a piece that consists of plain Python numbers instead of tensors: a function that returns them as JSON.
     numbers: Callable[[], Any] | None = None
-    counts: Callable[[], bool] = lambda: True  # whether the piece has to be equal now
+    counts: Callable[[], bool] = lambda: True  # whether the piece must currently be equal on all workers
 
     def word(self) -> int:
         if self.numbers is not None:
@@ -44,7 +44,7 @@ class Piece:
         return content(self.tensors)
 
     def value(self) -> str:
-        """Return the value for a message if the piece is a single number."""
+        """Return the value as text for a message; "" if the piece is too large for a message."""
         if self.numbers is not None:
             return json.dumps(self.numbers())
         return f"{self.tensors[0].asnumpy().item():.6g}" if sum(t.size for t in self.tensors) == 1 else ""
@@ -53,10 +53,10 @@ class Piece:
 def pieces_of(
     trained: Sequence[Any], loss_scale_manager: Any, without: set[int], all_parameters: bool = False
 ) -> list[Piece]:
-    """Return the weights, learning rates and loss scales of what is trained.
+    """Return the weights, learning rates and loss scales in the trained objects.
 
-    The result lacks tensors whose IDs are in `without`, and tensors of optimizers whose models currently differ between
-    workers. With `all_parameters` it includes Parameters that no optimizer trains.
+    Tensors whose `id` is in `without` are left out. With `all_parameters`, the result includes the Parameters that no
+    optimizer trains. An optimizer's pieces don't count while the workers train different models with it.
     """
     import mindspore as ms
     from mindspore import nn
@@ -75,8 +75,8 @@ def pieces_of(
             counts = (lambda: not owner.replicas_differ) if hasattr(owner, "replicas_differ") else (lambda: True)
             found[name] = Piece(name, tensor.nbytes, (tensor,), counts=counts)
 
-    # If several pieces differ, the message names the first in this order: rates and scales come before weights, because
-    # different rates or scales make the weights differ.
+    # If several pieces differ, the message names the first of them in the order of this function. Rates and scales come
+    # before weights, because different rates or scales make the weights differ.
     optimizers = inventory.collect_optimizers(trained)
     for optimizer in optimizers:
         if inventory.is_grouped(optimizer):
@@ -112,9 +112,10 @@ def pieces_of(
 
 
 def _served(trained: Sequence[Any]) -> list[Any]:
-    """Return the Parameters in `trained` whose gradients a reducer of this process reduces.
+    """Return the Parameters in `trained` whose gradients one of this process's reducers reduces.
 
-    A reducer that doesn't know its Parameters may reduce the gradients of any of them.
+    If a reducer doesn't know its Parameters, it may reduce any gradients. Then the result includes the trainable
+    Parameters of all cells that contain no optimizer.
     """
     import mindspore as ms
 
@@ -127,7 +128,7 @@ def _served(trained: Sequence[Any]) -> list[Any]:
 
 
 def _parameters_of(rates: Any) -> list[Any]:
-    """Return the Parameters that hold an optimizer's learning rates, in each of MindSpore's forms."""
+    """Return the Parameters that contain an optimizer's learning rates. They may have any of MindSpore's forms."""
     import mindspore as ms
 
     if isinstance(rates, (list, tuple)):
@@ -138,28 +139,25 @@ def _parameters_of(rates: Any) -> list[Any]:
 
 
 class ConsistencyCheck:
-    """Distribute the pieces over the steps of a period, so that each step checks about the same number of bytes."""
+    """Check pieces in turn, spread over `PERIOD` steps so that each step checks about the same number of bytes."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = pieces
         self._due: list[list[Piece]] = [[] for _ in range(PERIOD)]
         load = [(0, slot) for slot in range(PERIOD)]
-        # The order must be the same on all workers. The largest pieces are distributed first.
+        # Assign the largest pieces to steps first. The order must be the same on all workers.
         for piece in sorted(pieces, key=lambda piece: (-piece.nbytes, piece.what)):
             nbytes, slot = heapq.heappop(load)
             self._due[slot].append(piece)
             heapq.heappush(load, (nbytes + piece.nbytes, slot))
 
     def word(self, step: int) -> int:
-        """Return a hash of the pieces that are due after this step; 0 if no piece is due."""
+        """Return a hash of the pieces that are due after step `step`; 0 if no piece is due."""
         words = [piece.word() for piece in self._due[step % PERIOD] if piece.counts()]
         return content_of(repr(words).encode()) if words else 0
 
     def words(self) -> dict[str, tuple[int, str]]:
-        """Return, for each piece, a hash and a text of its value for a message.
-
-        The text is empty unless the value is short.
-        """
+        """Return each piece's hash, and its value as text for a message. The text is "" if the value is too long."""
         return {piece.what: (piece.word(), piece.value()) for piece in self._pieces if piece.counts()}
 
     def check_all(self, step: int) -> None:
@@ -171,7 +169,7 @@ class ConsistencyCheck:
 
 
 def check(step: int, everyones: Mapping[int, Mapping[str, Sequence[Any]]]) -> None:
-    """Raise DivergenceError if the words of a piece, given by rank, differ."""
+    """Raise DivergenceError if a piece differs between ranks. `everyones` maps each rank to its `words`."""
     apart = differing({rank: {what: word for what, (word, _) in words.items()} for rank, words in everyones.items()})
     if not apart:
         return
@@ -181,11 +179,11 @@ def check(step: int, everyones: Mapping[int, Mapping[str, Sequence[Any]]]) -> No
         f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}{': ' if values[word] else ''}{values[word]}"
         for word, ranks in groups.items()
     )
-    more = f", and so do {len(apart) - 1} more weights, rates or scales" if len(apart) > 1 else ""
+    more = f", and {len(apart) - 1} more weights, rates or scales differ, too" if len(apart) > 1 else ""
     raise DivergenceError(
-        f"step {step}: {what} has to be equal on all workers and differs: {told}{more}. Some workers "
-        "changed it differently from the others. Possible causes: a callback that uses local numbers; a "
-        "condition on the rank; an update that isn't reduced; code after step_end in a loop, which a "
-        "joining worker doesn't run; with shards, a forward pass that writes to it. Make the same change "
-        "on all workers. If the parameter is meant to differ, name it in averaged=[...]"
+        f"step {step}: {what} must be equal on all workers, but it differs: {told}{more}. Some workers "
+        "have changed it differently from the others. Possible causes: a callback that uses values of its own "
+        "worker; code that depends on the rank; an update that isn't reduced; code after step_end in a loop, "
+        "which a joining worker doesn't run; with shards, a forward pass that writes to it. Make the same change "
+        "on all workers. If the parameter should differ between workers, pass it in averaged=[...]"
     )

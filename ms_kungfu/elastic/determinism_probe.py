@@ -1,7 +1,8 @@
 """The determinism probe: test that a shard's gradients depend only on the shard.
 
-In the first step of each cluster version with a new worker, all workers compare their numeric environments. They also
-compute the step's first shard, and compare the hashes of its gradients. The new workers compute the shard twice.
+The probe runs in the first step of each cluster version that contains a new worker. All workers compare their numeric
+environments, that is, the settings that affect numeric results. Then each worker computes the step's first shard, and
+the workers compare the hashes of the gradients. The new workers compute the shard twice.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from ms_kungfu.trained.claims import content_of
 _log = logging.getLogger(__name__)
 
 _CAUSES = (
-    "possible causes: stock Dropout and random operations (docs/shards.md lists replacements), state that "
-    "the program keeps itself, another number of cores, another processor"
+    "possible causes: stock Dropout and random operations (docs/shards.md lists replacements), variables that "
+    "the program keeps between steps, different numbers of cores, different processors"
 )
 LOSS = "the loss"
 
@@ -31,11 +32,9 @@ LOSS = "the loss"
 def difference(
     rows: Mapping[int, Sequence[int]], again: Mapping[int, Sequence[int]], names: Sequence[str | None]
 ) -> str | None:
-    """Describe how the ranks' gradients differ.
+    """Describe how the ranks' gradients differ. Return None if all gradients that have a name are equal. Pure.
 
-    `rows`: the hashes of each rank; `again`: of the second run at new ranks.
-
-    Return None if all gradients that have a name are equal. Pure.
+    `rows`: each rank's hashes of its gradients. `again`: the hashes from the second computation at the new ranks.
     """
     first = min(rows)
     for i, name in enumerate(names):
@@ -46,12 +45,12 @@ def difference(
                 return f"rank {rank} computed one shard twice, and {name} differs: {_CAUSES}"
         for rank in rows:
             if rows[rank][i] != rows[first][i]:
-                return f"ranks {first} and {rank} computed one shard each, and {name} differs: {_CAUSES}"
+                return f"ranks {first} and {rank} computed the same shard, and {name} differs: {_CAUSES}"
     return None
 
 
 def unequal(conditions: dict[int, Mapping[str, Any]]) -> str | None:
-    """Describe how the ranks' numeric environments differ; return None if all are equal. Pure."""
+    """Describe how the settings that affect numeric results differ between the ranks; None if they don't. Pure."""
     first = min(conditions)
     for rank, each in conditions.items():
         if told := differences(conditions[first], each, f"at rank {first}", f"at rank {rank}"):
@@ -73,13 +72,14 @@ class DeterminismProbe:
         names: Callable[[int], list[str]],
         conditions: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """Run the probe in a step, before the step's first shard; collective.
+        """Run the probe if it is due. Called in a step, before the step's first shard; collective.
 
-        ``compute(shard)`` computes a shard without contributing its gradients. `conditions` is the numeric environment.
+        ``compute(shard)`` computes a shard without contributing its gradients. `conditions` returns the numeric
+        environment.
 
         Raises:
-            DivergenceError: at all workers, if the environments or a gradient differ. The probe only logs a warning
-                with ``check="warn"``, or if only the loss differs.
+            DivergenceError: at all workers, if the numeric environments or a gradient differ. If ``check`` is "warn",
+                or if only the loss differs, the probe logs a warning instead.
         """
         if version == self._version:
             return
@@ -101,7 +101,7 @@ class DeterminismProbe:
         called = names(len(hashes[0]))
         if (what := difference(rows, again, [None if name == LOSS else name for name in called])) is not None:
             self._say(what, check)
-        else:  # weights don't depend on the loss
+        else:  # a different loss is only worth a warning, because the weights don't depend on the loss
             self._say(difference(rows, again, [name if name == LOSS else None for name in called]), "warn")
 
     @staticmethod
@@ -109,7 +109,7 @@ class DeterminismProbe:
         if what is not None and check == "raise":
             raise DivergenceError(what)
         if what is not None:
-            _log.warning('determinism probe: finding="%s". Running this training again may yield other bits', what)
+            _log.warning('determinism probe: finding="%s". Another run of this training may give other results', what)
 
     @staticmethod
     def _hashes(compute: Callable[[int], Any]) -> list[int]:

@@ -17,19 +17,20 @@ Value = TypeVar("Value")
 
 
 def checksum(values: Array) -> str:
-    """Return the CRC-32 of the bits.
+    """Return the CRC-32 of an array's bits, as hexadecimal digits.
 
-    The checksum detects each difference within 32 consecutive bits, and misses 1 in 2**32 other
-    differences. It runs at 1.5 GB/s on one core; a cryptographic hash reaches 0.3 to 0.5 GB/s.
+    The checksum detects every difference that lies within 32 consecutive bits. Of all other
+    differences, it misses 1 in 2**32. Computing it reaches 1.5 GB/s on one core, whereas a
+    cryptographic hash reaches 0.3 to 0.5 GB/s.
     """
     return f"{zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data):08x}"
 
 
 def differing(everyones: Mapping[int, Mapping[str, Value]]) -> dict[str, dict[Value | None, list[int]]]:
-    """Return the names whose values differ between the ranks, in the order of the lowest rank. Pure.
+    """Return the names whose values differ between the ranks, in the lowest rank's order of names. Pure.
 
-    The result maps each name to a dict from value to the ranks with that value. The value is None
-    for ranks that lack the name.
+    The result maps each such name to a dict, which maps each value to the ranks that have it. For
+    ranks that lack the name, the value is None.
     """
     names = {name: None for values in everyones.values() for name in values}
     groups: dict[str, dict[Value | None, list[int]]] = {}
@@ -44,10 +45,10 @@ def differing(everyones: Mapping[int, Mapping[str, Value]]) -> dict[str, dict[Va
 
 @dataclass(frozen=True)
 class Consensus:
-    """The result of `consensus`; true if all workers have the same bits."""
+    """The result of `consensus`. It is true if the tensors have the same bits on all workers."""
 
     differing: Mapping[str, Mapping[str | None, list[int]]]
-    """For each tensor that differs: its checksums, and the ranks with each checksum."""
+    """Maps the name of each tensor that differs to its checksums, and each checksum to its ranks."""
 
     def __bool__(self) -> bool:
         return not self.differing
@@ -62,19 +63,19 @@ class Consensus:
 
 
 def consensus(*tensors: Any) -> Consensus:
-    """Compare the bits of tensors over all living workers.
+    """Compare the bits of tensors between all living workers.
 
-    The function is collective, and sends a few bytes per tensor, independent of the tensor's size.
+    The function is collective. It sends a few bytes per tensor, regardless of the tensor's size.
     Use it as in ``if not consensus(net): ...``.
 
     Args:
-        tensors: the objects to compare; each worker passes the same ones. They may be cells with
-            all their parameters (a network, an optimizer), parameters, tensors, NumPy arrays,
-            numbers, and lists of these.
+        tensors: the objects to compare; all workers must pass the same objects. Each object may be
+            a parameter, a tensor, a NumPy array, a number, or a list of these. It may also be a
+            cell (a network or an optimizer), which stands for all its parameters.
 
     Returns:
-        An object that is true if all workers have the same bits. Its `differing` has, for each
-        tensor that differs, the checksums and the ranks with each checksum.
+        An object that is true if the tensors have the same bits on all workers. For each tensor
+        that differs, its attribute `differing` contains the checksums and their ranks.
     """
     from ms_kungfu.ops import wait_for_queue  # imported here because it imports MindSpore
 

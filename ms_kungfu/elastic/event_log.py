@@ -1,7 +1,7 @@
-"""Log the cluster's events at a worker: one line, with step and reason, for each event.
+"""Log the cluster's events at a worker. Each event is one line, with its step and reason.
 
-The log's state belongs to the process, not to one call of training: a size that one call has requested may be reached
-in the next call.
+The state of this module belongs to the process and not to one training call, because the cluster may reach a size in a
+later training call than the one that requested it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LONGER_S = 2.0
 
 
 def scheduled(step: int, size: int, wait: bool) -> None:
-    """Log that an entry of the schedule requests `size`."""
+    """Log that the schedule's entry for step `step` requests `size`."""
     own = program.current().told
     present = membership.size()
     if own.pending is not None and own.pending.size != size:
@@ -39,7 +39,7 @@ def scheduled(step: int, size: int, wait: bool) -> None:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Log a ResizeError that is raised in the context; the error contains the reason."""
+    """Forget the schedule's pending request if a ResizeError is raised in this context. The error says why."""
     try:
         yield
     except ResizeError:
@@ -48,7 +48,7 @@ def refusals() -> Iterator[None]:
 
 
 def deferred(step: int, until: str) -> None:
-    """Log once for each prepared version that the cluster adopts it later, when a condition holds."""
+    """Log, once for each prepared cluster version, that the cluster switches to it later. `until`: the condition."""
     own, version = program.current().told, int(membership.current().core.announced_version())
     if version > max(own.deferred, membership.cluster_version()) and membership.speaks_for_all():
         own.deferred = version
@@ -56,7 +56,7 @@ def deferred(step: int, until: str) -> None:
 
 
 def deaths(step: int) -> None:
-    """Log the workers that have failed in the step."""
+    """Log the workers that have failed since this function was last called."""
     own = program.current().told
     lost = membership.lost_ranks()
     if not lost:
@@ -74,7 +74,7 @@ def deaths(step: int) -> None:
 
 
 def step_ended(step: int) -> None:
-    """Log what was unusual about the step that has ended."""
+    """Log failures in the step that has just ended, and whether it took unusually long."""
     deaths(step)
     longer_s = membership.current().ended_steps.last_took_longer_s
     if longer_s >= _LONGER_S and not membership.lost_ranks() and membership.speaks_for_all():
@@ -88,24 +88,27 @@ def joined(step: int) -> None:
 
 
 def job_ends(step: int, name: str) -> None:
-    """Log that training ends after this step, because a signal ends the job."""
+    """Log that training ends after step `step`, because signal `name` ends the job."""
     if membership.speaks_for_all():
         _log.info("training ends: step=%d signal=%s", step, name)
 
 
 def passes(call: int, call_of_state: int) -> None:
-    """Log once that this worker runs a call of training without steps, because the state belongs to a later call."""
+    """Log once that this worker runs no steps in this training call, because its state comes from a later call."""
     own = program.current().told
     if not own.told_passing:
         own.told_passing = True
         _log.warning(
-            "call skipped: call=%d job_call=%d. This worker's results before that call are of an untrained model",
+            "call skipped: call=%d job_call=%d. Until job_call, this worker's results come from an untrained model",
             call, call_of_state,
         )  # fmt: skip
 
 
 def changed(step: int, change: Change, seconds: float = 0.0) -> None:
-    """Log that the cluster has changed, or has removed this worker. `seconds`: how long training was paused for it."""
+    """Log that the cluster has changed, or has removed this worker.
+
+    `seconds`: how long training paused for the change.
+    """
     own = program.current().told
     if change.detached:
         entry, own.pending = own.pending, None
@@ -114,11 +117,12 @@ def changed(step: int, change: Change, seconds: float = 0.0) -> None:
         _log.info("left: size=%d step=%d reason=%s", change.old_size, step, reason)
         return
     version = membership.cluster_version()
-    # A worker can't know whether a joining worker was requested or replaces a worker that failed long ago.
+    # The reason is only "joined", because a worker can't know why the joining worker was started: for a request, or to
+    # replace a worker that failed long ago.
     reason = "joined" if change.new_size > change.old_size else "request"
     if change.new_size == change.old_size:
         reason = _with_as_many(change)
-    # A worker that failed recently may still be in the new version, under another rank. The next version excludes it.
+    # A worker that failed recently may still be in the new version, with another rank. The next version excludes it.
     failed = own.reported_failed[1] if own.reported_failed[0] != version else {}
     kept = {rank: peer for rank, peer in _peers(membership.lost_ranks()).items() if peer in failed.values()}
     own.reported_failed = (version, kept)
@@ -147,13 +151,13 @@ def checkpoint_failed(step: int, folder: Path, error: Exception) -> None:
     """Log that a checkpoint couldn't be written."""
     what = f"{type(error).__name__}: {error}"
     _log.warning(
-        'checkpoint failed: step=%d folder=%s error="%s". Training goes on, earlier ones stay', step, folder, what
+        'checkpoint failed: step=%d folder=%s error="%s". Training continues; earlier files remain', step, folder, what
     )
     membership.report("checkpoint_failed", step=step, reason=what)
 
 
 def resumed(path: str) -> None:
-    """Log that all workers have a checkpoint's state."""
+    """Log that all workers have received a checkpoint's state."""
     _log.info("resumed: path=%s workers=%d", path, membership.size())
     membership.report("resumed", path=path)
 
@@ -163,7 +167,7 @@ def _with_as_many(change: Change) -> str:
         return "replaced"
     hosts = [("joined", change.hosts_joined), ("left", change.hosts_left)]
     told = [f"{what}={','.join(names)}" for what, names in hosts if names]
-    # Without hosts, this version has replaced one that the workers hadn't adopted yet.
+    # If no host joined or left, this version has replaced a version to which the workers hadn't switched yet.
     return " ".join(["hosts", *told]) if told else '"same workers"'
 
 

@@ -1,4 +1,4 @@
-"""Evict workers for a policy. All workers record the eviction, in case the worker that requested it fails."""
+"""Evict workers for a policy. All workers record the eviction, in case the worker that requests it fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Evict = Callable[[Sequence[int]], None]
 
 @dataclass(frozen=True)
 class _Eviction:
-    """The workers to evict and the worker that requested it, by their uids. The same at all workers."""
+    """The uids of the workers to evict, and the uid of the worker that has requested the eviction.
+
+    All workers have the same values.
+    """
 
     job: str | None
     version: int  # the cluster version in which the eviction was requested
@@ -28,7 +31,7 @@ class _Eviction:
 
 
 class Evictions:
-    """The last eviction of a policy, until it is carried out."""
+    """The last eviction that a policy has decided on, until it is complete."""
 
     def __init__(self, evict: Evict | None) -> None:
         self._evict = evict
@@ -38,8 +41,8 @@ class Evictions:
         return None if self._held is None else list(astuple(self._held))
 
     def restore(self, held: Any) -> None:
-        # A checkpoint of an older version lacks the value or has host and port. A value of another job doesn't apply
-        # here.
+        # Ignore an eviction of another job. A checkpoint of an older version of ms_kungfu has no eviction, or one with
+        # host and port instead of uids.
         self._held = _Eviction(*held) if held is not None and held[0] == env.JOB.get() else None
 
     def order(self, ranks: Sequence[int], decider: int) -> None:
@@ -51,7 +54,10 @@ class Evictions:
             self._send_away(ranks)
 
     def renew(self) -> None:
-        """Request the eviction again if its requester has failed; collective, before policies run in a new cluster."""
+        """Request the eviction again if the worker that requested it has failed; collective.
+
+        Called before a policy runs. It has an effect only after the cluster has changed.
+        """
         held = self._held
         if held is None or held.version == membership.cluster_version():
             return
@@ -71,15 +77,18 @@ class Evictions:
             else:
                 for rank in ranks:
                     membership.evict(rank)
-        except Exception as error:  # raising would make the other workers wait for this one
+        except Exception as error:  # don't raise: the other workers would wait for this worker
             _log.error(
                 'eviction failed: ranks=%s error="%s: %s"', ",".join(map(str, ranks)), type(error).__name__, error
             )
 
 
 def _uids() -> dict[int, int]:
-    """Return the uid of each living rank; collective. Addresses don't identify a process, because they are reused."""
-    # A version number may be too large to fit all three numbers into one word.
+    """Return the uid of each living rank; collective.
+
+    An address wouldn't identify a process, because later processes may reuse the address.
+    """
+    # A uid contains a version number and may need more than 63 bits, so it is sent as two numbers.
     row = np.array(divmod(membership.uid(), 1 << 48))
     return {
         rank: (int(each[0]) << 48) + int(each[1]) for rank, each in gather_living(row, "kungfu/policy/uids").items()

@@ -1,4 +1,4 @@
-"""Compute checksums of the state that decides the next step, to compare two runs of a training."""
+"""Compute checksums of the training state, so that two runs of a training can be compared."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from ms_kungfu.elastic.state import TrainingState
 
 
 def fingerprint(now: TrainingState) -> dict[str, str]:
-    """Return a checksum of each weight, moment, moving statistic, rate and buffer, by its name in a checkpoint.
+    """Return a checksum of each weight, moment, moving statistic, learning rate and buffer.
 
-    The result lacks tensors that `averaged=` allows to differ between workers.
+    The keys are the tensors' names in a checkpoint. Tensors that `averaged=` allows to differ between workers are left
+    out.
     """
     own = {id(tensor) for tensor in now.averaged} - {id(tensor) for tensor in now.statistics}
     return {

@@ -1,14 +1,15 @@
-"""Write a last checkpoint before a signal to the launcher ends the job.
+"""Write a last checkpoint before a signal that the launcher has received ends the job.
 
-1. The launcher notifies the workers that have a checkpoint folder and are in a call of training (`JobEnd`).
-2. Each worker finishes its current step. After that step all workers agree that the job ends, even if some workers
-   haven't been notified yet.
-3. The workers write the checkpoint of that step. Then each worker closes its connection, and waits for the signal.
-4. The launcher sends the signal once all workers have closed their connections. The signal ends the program as if it
-   had arrived in the middle of a step.
+1. The launcher notifies the workers that have a checkpoint folder and are in a training call (`JobEnd`).
+2. Each worker finishes its current step. After that step, all workers agree that the job ends, even if the launcher
+   hasn't notified some of them yet.
+3. The workers write the checkpoint of that step. Then each worker closes its connection to the launcher, and waits for
+   the signal.
+4. As soon as all workers have closed their connections, the launcher sends them the signal. The signal ends the program
+   as if it had arrived in the middle of a step.
 
-A program with its own handler for the signal continues training until the signal arrives. The handler then determines
-how the program ends.
+If a program has its own handler for the signal, it continues training until the signal arrives. The handler then
+determines how the program ends.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LOOK_S = 0.05
 
 @dataclass
 class LastCheckpoint:
-    """The last checkpoint of one training."""
+    """Write the last checkpoint of a training."""
 
     checkpoints: Checkpointing
     statistics: StepStatistics
@@ -37,20 +38,20 @@ class LastCheckpoint:
     _watch: membership.JobEnd | None = None
 
     def begin(self) -> None:
-        """Begin to wait for the launcher's message, as a call of training begins."""
+        """Begin to listen for the launcher's notification. Called when a training call begins."""
         self.end()
         if self.checkpoints.folder is not None and replaying.current() is None:
             self._watch = membership.watch_job_end()
 
     def end(self) -> None:
-        """Stop waiting for the launcher's message, as the call of training ends."""
+        """Stop listening for the launcher's notification. Called when a training call ends."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
 
     @property
     def signal(self) -> int:
-        """The number of the signal that ends the job, if this worker has been notified; otherwise 0."""
+        """The number of the signal that ends the job; 0 if the launcher hasn't notified this worker."""
         return 0 if self._watch is None else self._watch.signal
 
     def carry_out(self, step: int) -> None:
@@ -59,7 +60,7 @@ class LastCheckpoint:
         if not number:
             return
         event_log.job_ends(step, signal.Signals(number).name)
-        self.statistics.report_rest()  # never waits; `StepStatistics.end` isn't reached if the signal ends the program
+        self.statistics.report_rest()  # do it now, because the signal may end the program before `StepStatistics.end`
         if program.current().checkpoint != step:  # otherwise this step's checkpoint has been written already
             self.checkpoints.write(step)
         if self.checkpoints.folder is not None:
@@ -69,4 +70,4 @@ class LastCheckpoint:
             return
         while threading.main_thread().is_alive():
             membership.current().ports.sleep(_LOOK_S)
-        sys.exit()  # KeyboardInterrupt has ended the main thread; this code runs in another thread
+        sys.exit()  # this is another thread, and KeyboardInterrupt has ended the main thread

@@ -1,7 +1,7 @@
-"""Read, set, hold and scale the learning rates of MindSpore's optimizers.
+"""Read, set and scale the learning rates of MindSpore's optimizers.
 
-After the end of a list of rates, its last rate applies. The scale is a factor that depends on the
-cluster's size.
+If an optimizer has a list of rates, the last rate applies to all steps after the end of the list. Rates
+are scaled by a factor that depends on the cluster's size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ms_kungfu.trained.rates import LastingRates
 
 
 class ScaledSchedule(nn.learning_rate_schedule.LearningRateSchedule):
-    """A learning rate schedule multiplied by a factor, which can change without compiling the graph again."""
+    """A learning rate schedule, multiplied by a factor. Changing the factor doesn't compile the graph again."""
 
     def __init__(self, schedule: Any, name: str) -> None:
         super().__init__()
@@ -32,12 +32,12 @@ class ScaledSchedule(nn.learning_rate_schedule.LearningRateSchedule):
 
 
 class LearningRates:
-    """Scale the learning rates of all optimizers in the trained cells, including rates of parameter groups.
+    """Scale the learning rates of the given optimizers, including the rates of parameter groups.
 
-    A rate may be a number, a list or a schedule. For a number or list, this class writes to the optimizer's Parameter.
-    A schedule is wrapped in a `ScaledSchedule` before the optimizer is compiled. `bases` are the rates for a factor of
-    1; they are Parameters, and part of the training state. If the program has changed a rate since the last change of
-    the cluster, that rate applies to the current size.
+    A rate may be a number, a list or a schedule. If it is a number or a list, this class changes the optimizer's
+    Parameter. A schedule is wrapped in a `ScaledSchedule` before the optimizer is compiled. `bases` are the unscaled
+    rates, that is, those for a factor of 1. They are Parameters, and part of the training state. If the program has
+    changed a rate since the last change of the cluster, its new value counts as the rate for the current size.
     """
 
     def __init__(self, optimizers: Iterable[Any], size: int, follows: str = "workers") -> None:
@@ -52,10 +52,10 @@ class LearningRates:
 
     @staticmethod
     def of(trained: Iterable[Any], size: int, follows: str = "workers") -> LearningRates:
-        """Return the `LearningRates` of the optimizers in `trained`; the same object for the same optimizers.
+        """Return the `LearningRates` of the optimizers in `trained`.
 
-        Several calls of training therefore scale from the same initial size. `follows` is the name of the quantity in
-        `size`.
+        For the same optimizers, the result is the same object. Several training calls therefore scale from the same
+        initial size. `follows` says what `size` counts: workers or samples.
 
         Raises:
             ValueError: if there is no optimizer, or an optimizer's rate can't be scaled.
@@ -72,7 +72,7 @@ class LearningRates:
                 "lr_rule requires an optimizer of mindspore.nn among the trained objects, but there is none"
             )
         if any(isinstance(optimizer, nn.LARS) for optimizer in optimizers):
-            raise ValueError("lr_rule can't scale the learning rate of nn.LARS, which keeps it in two places")
+            raise ValueError("lr_rule can't scale the learning rate of nn.LARS, which stores the rate in two places")
         known = vars(optimizers[0]).get("_kungfu_learning_rates")
         if known is None:
             known = LearningRates(optimizers, size, follows)
@@ -87,13 +87,13 @@ class LearningRates:
         if there != self._follows:
             raise KungFuError(
                 f"the lr_rule of the received state follows the number of {there}, but here it follows the "
-                f"number of {self._follows} (with shards: the global batch); use the same shards= as when "
-                "training began, or omit lr_rule"
+                f"number of {self._follows} (with shards, lr_rule follows the global batch); use the same "
+                "shards= as when training began, or omit lr_rule"
             )
         self.start_size, self.factor = state["start_size"], state["factor"]
 
     def follow(self, rule: FactorRule, size: int) -> None:
-        """Set the rates for `size`; workers with the same rates get the same bits."""
+        """Set the rates for `size`. Workers whose rates had the same bits before have the same bits afterwards."""
         factor = rule(size, self.start_size)
         if factor == self.factor:
             return
@@ -108,7 +108,7 @@ class LearningRates:
 
     @staticmethod
     def _scalable(optimizer: Any) -> list[Any]:
-        """Return the Parameters that scale the rates of one optimizer."""
+        """Return the Parameters through which one optimizer's rates can be scaled. Wrap schedules if necessary."""
         rates: Any = optimizer.learning_rate
         if isinstance(rates, tuple):
             return list(rates)
@@ -117,7 +117,7 @@ class LearningRates:
                 optimizer.learning_rate = _wrap(optimizer, rates, "learning_rate_factor")
             return [_parameter_of(optimizer.learning_rate)]
         wrapped: dict[int, ScaledSchedule] = {}
-        # One rate per parameter of the optimizer; parameters in a group share a rate.
+        # The list has one rate for each parameter of the optimizer. Parameters of the same group share a rate object.
         for i, rate in enumerate(list(rates)):
             if _parameter_of(rate) is None:
                 if id(rate) not in wrapped:
@@ -131,7 +131,10 @@ def _times(values: Any, factor: float) -> Any:
 
 
 def _parameter_of(rate: Any) -> Any:
-    """Return the Parameter inside a cell of MindSpore or ms_kungfu that holds a number or list; None for a schedule."""
+    """Return the Parameter that holds a rate, if the rate is a number or a list. Return None for a schedule.
+
+    The Parameter may be inside a cell of MindSpore or ms_kungfu.
+    """
     if isinstance(rate, ms.Parameter):
         return rate
     if isinstance(rate, ScaledSchedule):
@@ -149,13 +152,16 @@ def _wrap(optimizer: Any, schedule: Any, name: str) -> ScaledSchedule:
     if optimizer.compile_cache or optimizer.global_step.asnumpy().any():
         raise ValueError(
             f"lr_rule can't scale the {type(schedule).__name__} of {type(optimizer).__name__} after the optimizer has "
-            "been compiled; pass lr_rule to the first call of training"
+            "been compiled; pass lr_rule to the first training call"
         )
     return ScaledSchedule(schedule, name)
 
 
 def _rate_in(optimizer: Any) -> Any:
-    """Return the Parameter that holds a number or list; None for a schedule, and for groups with their own rates."""
+    """Return the Parameter that holds an optimizer's rate, if the rate is a number or a list.
+
+    Return None for a schedule, and if parameter groups have their own rates.
+    """
     if is_grouped(optimizer):
         rates = [group.get("lr") for group in optimizer.param_groups]
         return rates[0] if len(rates) == 1 and isinstance(rates[0], ms.Parameter) else None
@@ -165,23 +171,24 @@ def _rate_in(optimizer: Any) -> Any:
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:
-    """Set a constant learning rate from now on, which replaces the rest of a list; compiled graphs stay valid.
+    """Set a constant learning rate. It replaces the rest of a list of rates. Compiled graphs remain valid.
 
     Raises:
-        ValueError: if the optimizer has a MindSpore schedule, or groups with their own rates.
+        ValueError: if the optimizer has a MindSpore schedule, or parameter groups with their own rates.
     """
     inner = _rate_in(optimizer)
     if inner is None:
         groups = is_grouped(optimizer) or isinstance(optimizer.learning_rate, (tuple, list, nn.CellList))
         raise ValueError(
             f"a policy asked for the learning rate {rate:g}, but {type(optimizer).__name__} has "
-            f"{'groups of parameters' if groups else 'a schedule'} with their own rates; give it a number or a list"
+            f"{'groups of parameters with their own rates' if groups else 'a schedule'}; give the optimizer a number "
+            "or a list of numbers"
         )
     ms.ops.assign(inner, ms.Tensor(np.full(inner.shape, rate), dtype=inner.dtype))
 
 
 def learning_rate_of(optimizers: Iterable[Any], step: int) -> float | None:
-    """Return the first optimizer's learning rate in step `step` (0 or more); None for a schedule or groups."""
+    """Return the first optimizer's learning rate in step `step`, counted from 0; None for a schedule or groups."""
     inner = next((_rate_in(optimizer) for optimizer in optimizers), None)
     if inner is None:
         return None

@@ -1,4 +1,4 @@
-"""Compute the factor by which a cluster's size scales the learning rate. Pure."""
+"""Compute the factor by which the learning rate is multiplied at a cluster size. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _FORM = "use 'linear', 'sqrt', 'none' or a function (size, start_size) -> factor
 
 
 def parse_lr_rule(rule: LRRule) -> FactorRule | None:
-    """Return a rule's function ``(size, start_size) -> factor``, or None for "none".
+    """Return the rule as a function ``(size, start_size) -> factor``; None for "none".
 
-    ValueError or TypeError for an invalid rule.
+    Raise ValueError or TypeError if the rule is invalid.
 
     >>> parse_lr_rule("linear")(4, 2)
     2.0

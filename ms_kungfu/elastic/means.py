@@ -1,4 +1,4 @@
-"""The mean of a number, such as a loss, over the workers of a training."""
+"""Compute the mean of a number, such as a loss, over the workers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from ms_kungfu.monitoring.monitor import number_of
 def mean(value: Any, samples: float = 1) -> float | None:
     """Return the mean of a number over the workers, weighted by `samples`.
 
-    Collective, in synchronous training: all workers make the call in the same steps. Call it before
-    ``step_end``, because a worker that joins there doesn't run the code after it in that step. The
-    code after an epoch may call it, too. At a worker that has left, nothing is sent.
+    The function is collective: in synchronous training, all workers must call it in the same steps.
+    Call it before ``step_end``. A worker that joins in ``step_end`` doesn't run the code after
+    ``step_end`` in that step. The code after an epoch may also call the function. A worker that has
+    left doesn't communicate.
 
-    If a worker fails meanwhile, the mean is over the other workers.
+    If a worker fails during the call, the result is the mean over the other workers.
 
     Args:
-        value: a number, a tensor, whose mean counts, or outputs of which the first is that. None if
-            this worker has no number; then it has no weight either.
-        samples: this worker's weight: the number of samples that `value` is the mean of.
+        value: this worker's number. A tensor counts as the mean of its elements, and a list or tuple of
+            outputs as its first output. If `value` is None, this worker doesn't contribute.
+        samples: this worker's weight: the number of samples over which `value` is the mean.
 
     Returns:
         The mean, with the same bits on all workers. None if no worker has a number. At a worker that
-        has left, its own number.
+        has left, the worker's own number.
 
     Raises:
         ValueError: if `samples` is negative.

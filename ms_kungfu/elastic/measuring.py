@@ -13,7 +13,7 @@ from ms_kungfu.monitoring.monitor import Monitor
 
 
 class Measuring:
-    """The monitor and the policies of one training. Without monitor and policies, the methods do nothing."""
+    """The monitor and the policies. If the program uses neither, the methods do nothing."""
 
     def __init__(self, training: Training, options: Options, total_samples: int | None) -> None:
         self._training = training
@@ -26,33 +26,30 @@ class Measuring:
 
     @property
     def wanted_size(self) -> int:
-        """Return a size that a policy has requested and the cluster hasn't reached, or else the current size."""
+        """The size that a policy has requested, until the cluster reaches it. Otherwise the current size."""
         pending = None if self.policies is None else self.policies.pending_size
         return runtime.current_cluster_size() if pending is None else pending
 
     def begin(self) -> None:
-        """Start the monitor and the policies as training begins, or continues, at this worker."""
+        """Start the monitor. Called when training begins, or continues, at this worker."""
         if self.monitor is not None and not self._training.should_stop:
-            # Don't use requires_grad: MindSpore's moments copy the flag, so it is set for them too.
+            # Don't select Parameters by `requires_grad`: MindSpore also sets this flag for an optimizer's moments.
             parameters = [p for optimizer in self._training.optimizers for p in optimizer.parameters]
             self.monitor.begin(parameters, self._training.step)
 
     def expect_epochs(self, count: int) -> None:
-        """Set the number of epochs.
-
-        It determines the total number of samples unless the program has set that number.
-        """
+        """Compute the total number of samples from the number of epochs, unless the program has given the total."""
         dataset = self._training.dataset
         if self.policies is not None and self.policies.total_samples is None and dataset is not None:
             self.policies.total_samples = count * dataset.total_samples
 
     def ask(self, hook: str) -> None:
-        """Call a hook of the policies, and carry out their decision; collective."""
+        """Call the policies' hook `hook`, and carry out their decision; collective."""
         if self.policies is not None:
             self.policies.hook(hook, self._training)
 
     def step_end(self, loss: Any, samples: int | None, trained: int | None) -> None:
-        """Report the end of a step; collective. `samples`: of this worker. `trained`: samples of all workers."""
+        """Report the end of a step; collective. `samples`: this worker's samples. `trained`: all workers' samples."""
         if self.monitor is None:
             return
         from ms_kungfu.elastic.learning_rates import learning_rate_of  # loads MindSpore
@@ -68,23 +65,23 @@ class Measuring:
             self.policies.stepped(record)
 
     def take_size(self) -> int | None:
-        """Return the size that the policies have decided on since the last call."""
+        """Return the size that a policy has chosen since the last call of this method; None if there is none."""
         return None if self.policies is None else self.policies.take_size()
 
     def on_resized(self, size: int) -> None:
-        """Report that the cluster has changed, before its state is transferred."""
+        """Report that the cluster has changed. Called before the training state is transferred."""
         if self.policies is not None:
             self.policies.on_resized(size, self._training.dataset)
 
     def took(self, seconds: float) -> None:
-        """Report how many seconds the change has delayed training."""
+        """Report for how many seconds the last change of the cluster has delayed training."""
         if self.policies is not None:
             self.policies.took(seconds)
         if self.monitor is not None:
             self.monitor.resized(seconds)
 
     def end(self) -> None:
-        """Report the end of the call of training."""
+        """Report the end of a training call."""
         if self.policies is not None and not is_behind():
             self.policies.after_train(self._training)
         if self.monitor is not None:

@@ -1,6 +1,6 @@
-"""Warn of a program that probably doesn't do what its author intended.
+"""Warn about programs that probably don't do what their authors intended.
 
-For example, two reducers or no reducer reduces the gradients, or a MindSpore setting has no effect.
+For example, a program reduces its gradients twice or not at all, or uses a MindSpore setting that has no effect.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from ms_kungfu.elastic.options import Options
 from ms_kungfu.trained import inventory
 
 _log = logging.getLogger(__name__)
-# Usually more than the steps of gradient accumulation; the consistency check finds differences within 100 steps.
+# The number of steps without a reduction after which a warning is logged. Programs that accumulate gradients usually
+# reduce more often. The consistency check finds different weights only within 100 steps.
 _STEPS = 10
 
 
@@ -28,14 +29,14 @@ class MisuseWarnings:
         self._synchronises = False
 
     def look(self, trained: Sequence[Any]) -> None:
-        """Examine what is trained when training begins."""
+        """Check the trained objects. Called when training begins."""
         import mindspore as ms
         from mindspore.parallel._auto_parallel_context import auto_parallel_context
 
         found = inventory.collect_cells(trained).values()
         kind = ms.nn.DistributedGradReducer
         if kind.__module__.startswith("ms_kungfu."):
-            kind = ()  # under --msrun, ms_kungfu has replaced the class
+            kind = ()  # under --msrun, ms_kungfu has replaced MindSpore's class by its own
         theirs = [cell for cell in found if isinstance(cell, kind)]
         # Read MindSpore's own setting: ms.get_auto_parallel_context may have been replaced.
         mode, mean = auto_parallel_context().get_parallel_mode(), auto_parallel_context().get_gradients_mean()
@@ -44,27 +45,27 @@ class MisuseWarnings:
             self._say(
                 "twice",
                 "The gradients are reduced twice: by MindSpore's DistributedGradReducer, which parallel_mode=%r or "
-                "the program creates, and by ms_kungfu's optimizer or reducer; leave MindSpore's reducer out",
+                "the program creates, and by ms_kungfu's optimizer or reducer; remove MindSpore's reducer",
                 mode,
             )
         elif mode != "stand_alone" or mean:
             self._say(
                 "settings",
                 "set_auto_parallel_context(parallel_mode=%r, gradients_mean=%r) has no effect on these workers: it "
-                "configures MindSpore's own parallelism. Leave it out: the optimizers of ms_kungfu average over the "
-                "workers (or sum, with the optimizer's gradients_mean=False)",
+                "configures MindSpore's own parallelism. Remove the call: ms_kungfu's optimizers average the gradients "
+                "over the workers (or sum them, with the optimizer's gradients_mean=False)",
                 mode,
                 mean,
             )
 
     def step(self, reductions: int, workers: int) -> None:
-        """Count a step that had `reductions` gradient reductions."""
+        """Count a step. `reductions`: how many gradient reductions it had."""
         self._without = 0 if reductions or workers == 1 else self._without + 1
         if self._without != _STEPS or self._synchronises:
             return
         from ms_kungfu.ops._base import Collective
 
-        if not Collective._made:  # a custom reducer may not report its reductions
+        if not Collective._made:  # if the program creates collectives itself, its reductions may not be counted
             self._say(
                 "unreduced",
                 "None of %d workers has reduced gradients in %d steps: unless the program reduces them "
@@ -75,7 +76,7 @@ class MisuseWarnings:
             )
 
     def without_steps(self) -> None:
-        """Warn that an epoch has ended, and the loop has counted no step."""
+        """Warn that the loop has ended an epoch without counting a step."""
         if membership.speaks_for_all():
             self._say(
                 "steps",
@@ -90,12 +91,15 @@ class MisuseWarnings:
 
 
 def warn_of_one_epoch(options: Options) -> None:
-    """Warn if training of one epoch begins without a dataset, because the cluster then changes only between epochs."""
+    """Warn that the cluster can't change in a training call of a single epoch without a dataset.
+
+    Without a dataset, the cluster changes only between epochs.
+    """
     asked = [name for name in ("schedule", "policy") if getattr(options, name)]
     if asked and membership.speaks_for_all():
         _log.warning(
             "misuse: check=epochs size=%d. ElasticTraining.epochs(1) without dataset= changes the cluster"
-            " between epochs only, so %s changes nothing in this call of training; give dataset=, or "
-            "divide the steps into epochs",
+            " only between epochs, so %s changes nothing in this training call; give dataset=, or "
+            "divide the steps into several epochs",
             runtime.current_cluster_size(), " and ".join(asked),
         )  # fmt: skip

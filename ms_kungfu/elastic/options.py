@@ -1,4 +1,4 @@
-"""The common options of `ElasticTraining` and `KungFuElasticCallback`, and their checks."""
+"""Define and check the options that `ElasticTraining` and `KungFuElasticCallback` have in common."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ms_kungfu.trained.inventory import check_averaged
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a training; `ElasticTraining` documents each. TypeError or ValueError if one is invalid."""
+    """The options; `ElasticTraining` documents each of them. Raise TypeError or ValueError if an option is invalid."""
 
     schedule: Schedule | None = None
     wait: bool = False
@@ -49,7 +49,11 @@ class Options:
             raise TypeError(f"monitor must be a ms_kungfu.monitoring.Monitor, got {self.monitor!r}")
 
     def as_run(self) -> Options:
-        """Return the options. In a replay, they have the recorded start, and neither resizes nor checkpoints."""
+        """Return the options for this run.
+
+        In a replay, the result has no schedule and writes no checkpoints. It starts from the recorded
+        checkpoint, if there is one.
+        """
         replay = replaying.current()
         if replay is None:
             return self
@@ -59,7 +63,6 @@ class Options:
         )
 
     def _check_folder(self) -> None:
-        """Check the folder of the checkpoints."""
         folder, every = self.checkpoint_dir, self.checkpoint_every
         for name in ("checkpoint_every", "keep_checkpoints"):
             if getattr(self, name) is not None:

@@ -1,8 +1,8 @@
-"""Policies decide, from measurements of training, how to change the training.
+"""Define the base class of policies, which decide how to change training while it runs.
 
-They are pure: they use no clock, no cluster and no MindSpore. A policy receives the current
-`Metrics`. It returns None, or a `Decision` with a reason. `ms_kungfu.elastic.policy_runner` carries
-out decisions. See docs/policies.md.
+A policy receives the current `Metrics`. It returns None, or a `Decision` with a reason.
+`ms_kungfu.elastic.policy_runner` carries out decisions. Policies are pure: they use neither a clock nor
+the cluster nor MindSpore. See docs/policies.md.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from typing import Any
 class Metrics:
     """The measurements that a policy receives.
 
-    Times are in seconds. None stands for a value that isn't known (yet).
+    Times are in seconds. None means that a value isn't known, or isn't known yet.
     """
 
     step: int = 0
-    """Steps done since training started."""
+    """Number of steps done since training started."""
     epoch: int = 0
-    """Epochs done in the current call of training."""
+    """Number of epochs done in the current training call."""
     cluster_size: int = 1
     """The number of workers."""
     batch_size: int = 0
-    """Samples in a step, over all workers."""
+    """Number of samples in a step, over all workers."""
     holds_global_batch: bool = False
-    """Whether a resize keeps the batch size; otherwise the batch is proportional to the cluster size."""
+    """Whether the batch size stays the same at a resize; otherwise it is proportional to the cluster size."""
     trained_samples: int = 0
-    """Samples that all workers have trained since training started."""
+    """Number of samples that all workers have trained since training started."""
     total_samples: int | None = None
-    """Samples that will have been trained when training ends."""
+    """Number of samples that all workers will have trained when training ends."""
     steps_at_size: int = 0
-    """Steps done since the cluster last changed. The first ones are slow: new shapes are compiled."""
+    """Number of steps since the cluster last changed. The first steps are slow, because they compile."""
     step_time: float | None = None
     """Duration of the last measured step."""
     compute_times: tuple[float, ...] = ()
-    """For each worker, the duration of the step without communication."""
+    """For each worker, the duration of its last measured step without communication."""
     communication_time: float | None = None
-    """Time that a step waits for communication, without the time that it waits for late workers."""
+    """Time for which the step waits for communication. Waiting for late workers doesn't count."""
     gradient_noise_scale: float | None = None
     """The noise scale in samples; infinite if noise hides the gradient."""
     noise_scale_steps: int = 0
@@ -51,15 +51,15 @@ class Metrics:
     learning_rate: float | None = None
     """The optimizer's learning rate at the last measured step."""
     training_time: float = 0.0
-    """Time since training started, resizes included."""
+    """Time since training started, including resizes."""
     resize_time: float | None = None
     """Time by which the last change of the cluster delayed training."""
     shards: int | None = None
-    """Number of shards in a full step (docs/shards.md). None: steps aren't partitioned into shards."""
+    """Number of shards in a full step (docs/shards.md); None if training doesn't use shards."""
 
     @property
     def local_batch_size(self) -> float:
-        """Number of samples in a step per worker."""
+        """Number of samples per worker in a step."""
         return self.batch_size / self.cluster_size
 
 
@@ -67,42 +67,44 @@ class Metrics:
 class Decision:
     """The changes that a policy decides on, and their reason.
 
-    A value of None, or an empty `evict`, changes nothing.
+    A field that is None, or an empty `evict`, changes nothing.
 
     Args:
-        reason: a string that isn't empty.
+        reason: why the policy has made this decision, as text that isn't empty.
 
     Raises:
-        ValueError: for an empty reason, a value outside of its range, or values that exclude each
-            other.
+        ValueError: if the reason is empty, a value is out of range, or two values exclude each other.
     """
 
     reason: str
     size: int | None = None
-    """The number of workers. The cluster changes once new workers are ready. Until then policies are
-    called as before."""
+    """The new number of workers. The cluster changes as soon as the new workers are ready. Until then,
+    the policies are called as usual."""
     keeps_local_batch: bool | None = None
-    """Requires `size`.
+    """Whether each worker keeps its batch size when the cluster changes to `size`, which is required.
 
-    A dataset with a fixed global batch changes that batch in proportion, once the cluster has the new
-    size. With shards, the number of shards changes, not their shape.
+    If the dataset has a fixed global batch, that batch changes in proportion as soon as the cluster has
+    the new size. With shards, the number of shards changes, but not their shape.
     """
     global_batch_size: int | None = None
-    """Samples in a step, over all workers. The dataset keeps this batch at any size of the cluster."""
+    """The new number of samples in a step, over all workers. The number is the same at every cluster size."""
     local_batch_size: int | None = None
-    """Samples in a step at each worker. The global batch is then proportional to the size of the cluster."""
+    """The new number of samples per worker in a step.
+
+    The global batch is then proportional to the cluster size.
+    """
     learning_rate: float | None = None
     """The new constant rate. It replaces the current rate, or the rest of the optimizer's list of rates."""
     strategy: str | None = None
-    """KungFu's name of the strategy of the collectives."""
+    """The new strategy of the collectives, by its name in KungFu."""
     optimizer: str | None = None
-    """The argument of ``optimizer.switch_to``."""
+    """The argument with which ``optimizer.switch_to`` is called."""
     evict: tuple[int, ...] = ()
-    """Ranks to evict."""
+    """The ranks to evict."""
     shards: int | None = None
-    """The number of shards in a full step, from the next step on.
+    """The new number of shards in a full step, from the next step on.
 
-    Requires `global_batch_size`. None keeps the number.
+    Requires `global_batch_size`. If `shards` is None, the number doesn't change.
     """
 
     def __post_init__(self) -> None:
@@ -118,18 +120,18 @@ class Decision:
                 f"{self.global_batch_size} and {self.local_batch_size}"
             )
         if self.shards is not None and self.global_batch_size is None:
-            raise ValueError("a decision with shards needs global_batch_size, too")
+            raise ValueError("a decision with shards needs global_batch_size")
         if self.keeps_local_batch and self.size is None:
-            raise ValueError("a decision with keeps_local_batch needs size, too")
+            raise ValueError("a decision with keeps_local_batch needs size")
         rate = self.learning_rate
         if rate is not None and not (math.isfinite(rate) and rate >= 0):
             raise ValueError(f"learning_rate must be a number of 0 or more, got {rate!r}")
         if any(isinstance(rank, bool) or not isinstance(rank, int) or rank < 0 for rank in self.evict):
-            raise ValueError(f"evict must hold ranks, got {self.evict!r}")
+            raise ValueError(f"evict must contain only ranks (integers of 0 or more), got {self.evict!r}")
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The changed values by name."""
+        """The values that the decision changes, by name."""
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "reason"}
         return {name: value for name, value in found.items() if value not in (None, ())}
 
@@ -139,32 +141,32 @@ class Decision:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Decision:
-        """Return the decision that `to_json` has encoded as `document`."""
+        """Return the decision from which `to_json` made `document`."""
         return cls(**{**document, "evict": tuple(document.get("evict", ()))})
 
 
 class Policy:
-    """The base class of policies: override the hooks you need; each returns a Decision or None.
+    """The base class of policies: override the hooks that you need.
 
-    The hooks are called at every worker, with the same metrics, and all workers carry out the
-    lowest rank's decision. A policy that has state overrides `state` and `restore`, which transfer
-    the state to a joining worker.
+    Each hook returns a `Decision` or None. Every worker calls the hooks with the same metrics, and all
+    workers carry out the lowest rank's decision. If a policy has state, override `state` and `restore`,
+    which transfer the state to a joining worker.
     """
 
     def before_train(self, q: Metrics) -> Decision | None:
-        """Return what to change when a call of training begins, given the metrics `q`."""
+        """Return what to change when a training call begins, given the metrics `q`."""
 
     def before_epoch(self, q: Metrics) -> Decision | None:
         """Return what to change when an epoch begins, given the metrics `q`.
 
-        For the first epoch, `before_train` is called before this hook.
+        In the first epoch, `before_train` is called before this hook.
         """
 
     def before_step(self, q: Metrics) -> Decision | None:
         """Return what to change before the next step, given the metrics `q`.
 
-        The hook is called after the cluster has changed, so it can't change the cluster for that
-        step.
+        If the cluster changes before a step, this hook is called after the change. So the hook can't
+        change the cluster for that step.
         """
 
     def after_step(self, q: Metrics) -> Decision | None:
@@ -176,11 +178,11 @@ class Policy:
     def after_epoch(self, q: Metrics) -> Decision | None:
         """Return what to change after an epoch, given the metrics `q`.
 
-        `after_step` of the epoch's last step is called before this hook.
+        For the epoch's last step, `after_step` is called before this hook.
         """
 
     def after_train(self, q: Metrics) -> None:
-        """Clean up after a call of training has ended at this worker, given the metrics `q`."""
+        """Clean up when a training call has ended at this worker, given the metrics `q`."""
 
     def state(self) -> Any:
         """Return the state that a joining worker needs to make the same decisions, as JSON."""
@@ -197,11 +199,11 @@ HOOKS = ("before_train", "before_epoch", "before_step", "after_step", "after_epo
 class Policies(Policy):
     """Combine several policies into one.
 
-    If two policies change the same value, the first policy in the list decides it. Other changes of
-    the second policy are carried out, too.
+    If two policies change the same value, the first policy in the list decides the value. The second
+    policy's changes to other values are carried out, too.
 
     Args:
-        parts: the policies, by descending priority.
+        parts: the policies, the policy with the highest priority first.
     """
 
     parts: Sequence[Policy] = field(default_factory=tuple)
@@ -241,7 +243,7 @@ class Policies(Policy):
         return self.decide("after_epoch", q)
 
     def after_train(self, q: Metrics) -> None:
-        """Call the hook of each policy with the metrics `q`."""
+        """Call each policy's `after_train` with the metrics `q`."""
         self.decide("after_train", q)
 
     def state(self) -> Any:
@@ -255,7 +257,7 @@ class Policies(Policy):
 
 
 def combine(decisions: Iterable[Decision]) -> Decision | None:
-    """Combine several decisions into one; if several change the same value, the first one applies."""
+    """Combine several decisions into one. If several decisions change the same value, the first decision applies."""
     changes: dict[str, Any] = {}
     reasons = []
     for decision in decisions:
@@ -275,7 +277,7 @@ def combine(decisions: Iterable[Decision]) -> Decision | None:
 
 
 def as_policy(policy: Policy | Sequence[Policy] | None) -> Policies:
-    """Convert one policy, or a list of them, to Policies. TypeError for anything else."""
+    """Convert one policy, or a list of policies, to `Policies`. Raise TypeError for anything else."""
     if isinstance(policy, Policies):
         policy = policy.parts
     elif policy is None or isinstance(policy, Policy):

@@ -1,4 +1,4 @@
-"""Call the policies, agree on a decision with the other workers, and carry it out, for `ElasticTraining`."""
+"""Call the policies for `ElasticTraining`, agree on a decision with the other workers, and carry it out."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ms_kungfu.monitoring.record import StepRecord
 
 _log = logging.getLogger(__name__)
 
-# Workers of one host reduce in shared memory, which has no topology to choose.
+# The workers on one host reduce in shared memory, for which there is only one topology.
 _STRATEGIES = ("AUTO", "SHM")
 
 
 class PolicyRunner:
     """Call the policies, agree on a decision with the other workers, and carry it out.
 
-    Every worker calls its own policies, so that any worker can continue if others leave. All workers carry out the
-    lowest rank's decision.
+    Every worker calls its own policies, so that the remaining workers can continue if others leave. All workers carry
+    out the lowest rank's decision.
     """
 
     def __init__(self, policies: Policies, monitor: Monitor, evict: Evict | None, total_samples: int | None) -> None:
@@ -39,17 +39,17 @@ class PolicyRunner:
         self._asked = {  # the hooks that at least one policy overrides
             hook for hook in HOOKS for part in policies.parts if getattr(type(part), hook) is not getattr(Policy, hook)
         }
-        self._wanted_size: int | None = None  # decided, but not requested yet
+        self._wanted_size: int | None = None  # a size that a policy has chosen and that hasn't been requested yet
         self.pending_size: int | None = None
-        """The size that was requested since the last change of the cluster; the next change clears it."""
-        # A size that a policy has decided on, and the previous size, if each worker keeps its local batch at the new
-        # size. Other changes, such as failures, keep this value until the cluster has the size or a policy decides on
-        # another size.
+        """The size that was requested since the last change of the cluster. The next change sets it to None."""
+        # The chosen size and the previous size, if each worker is to keep its local batch at the chosen size. Other
+        # changes of the cluster, such as failures, don't affect this value. It applies until the cluster has the chosen
+        # size, or a policy chooses another size.
         self._keeping: tuple[int, int] | None = None
         self._steps_at_size = 0
         self._began = time.monotonic()
         self._resize_time: float | None = None
-        self._step_time: float | None = None  # duration of a step before the change
+        self._step_time: float | None = None  # duration of the last measured step
 
     def state(self) -> dict[str, Any]:
         return {
@@ -68,28 +68,29 @@ class PolicyRunner:
         self.policies.restore(state["policies"])
         self._began = time.monotonic() - state["time"]
         self._resize_time, self._wanted_size, self.pending_size = state["resize_time"], state["size"], state["pending"]
-        keeping = state.get("keeping")  # files of older versions lack it
+        keeping = state.get("keeping")  # checkpoints of older versions don't have this entry
         self._keeping = None if keeping is None else (keeping[0], keeping[1])
-        if self.pending_size is not None and state.get("job") != env.JOB.get():  # this job has no such request
+        # A request of another job doesn't exist in this job, so request the size again.
+        if self.pending_size is not None and state.get("job") != env.JOB.get():
             self._wanted_size, self.pending_size = self._wanted_size or self.pending_size, None
         self.total_samples = state["total_samples"]
         self._evictions.restore(state.get("eviction"))
 
     def stepped(self, record: StepRecord | None) -> None:
-        """Count a step; `record` has its measurements, or is None."""
+        """Count a step. `record` contains its measurements; it is None if the step wasn't measured."""
         self._steps_at_size += 1
         if record is None:
             return
         if self._steps_at_size == 1 and self._resize_time is not None and self._step_time is not None:
-            # In the first step of a new cluster, one or all workers compile. The time for that is part of the change's
-            # cost.
+            # In the first step of a new cluster, one or all workers compile. That time is part of the cost of the
+            # change.
             self._resize_time += max(0.0, record.seconds - self._step_time)
         self._step_time = record.seconds
 
     def on_resized(self, new_size: int, dataset: Shares | None) -> None:
-        """Adjust the batch after a change of the cluster. Called at all workers that remain.
+        """Adjust the global batch after a change of the cluster. Called at all workers that remain.
 
-        The call comes before the state transfer, so that joining workers receive the adjusted batch.
+        This method is called before the state transfer, so that joining workers receive the adjusted batch.
         """
         self.pending_size = None
         if self._keeping is None or self._keeping[0] != new_size:
@@ -97,7 +98,7 @@ class PolicyRunner:
         _, from_size = self._keeping
         self._keeping = None
         if dataset is not None and dataset.holds_global_batch:
-            # With shards, round to whole shards, so that no worker has to compile another shape.
+            # With shards, round the batch to whole shards, so that no worker has to compile another shape.
             unit = 1 if dataset.shards is None else dataset.global_batch_size // dataset.shards
             count = max(1, round(dataset.global_batch_size // unit * new_size / from_size))
             if dataset.shards is not None:
@@ -105,36 +106,39 @@ class PolicyRunner:
             dataset.set_batch_size(global_batch_size=unit * count, shards=None if dataset.shards is None else count)
 
     def took(self, seconds: float) -> None:
-        """Record for how many seconds the change of the cluster delayed training."""
+        """Record for how many seconds the last change of the cluster delayed training."""
         self._steps_at_size = 0
         self._resize_time = seconds
 
     def take_size(self) -> int | None:
-        """Return the size that has been decided on since the last call."""
+        """Return the size that a policy has chosen since the last call of this method; None if there is none."""
         size, self._wanted_size = self._wanted_size, None
         if size is not None:
             self.pending_size = size
         return size
 
     def hook(self, hook: str, training: Training) -> None:
-        """Call a hook of the policies and carry out their decision; `take_size` returns a new size. Collective.
+        """Call the policies' hook `hook` and carry out their decision; collective.
+
+        If they choose a new size, this method only records it, and `take_size` returns it.
 
         Raises:
-            ValueError: at every worker, for a decision that can't be carried out here.
+            ValueError: at every worker, if the decision can't be carried out in this training.
         """
         if hook not in self._asked:
             return
         self._evictions.renew()
         decision = self.policies.decide(hook, self.metrics(training))
         if decision is not None and decision.size is not None:
-            # A policy may repeat its decision while the new workers get ready.
+            # A policy may repeat its decision while the launcher starts the new workers.
             there = runtime.current_cluster_size() if self.pending_size is None else self.pending_size
             if decision.size == there:
                 decision = replace(decision, size=None, keeps_local_batch=None)
         decision, decider = agree(decision)
         if decision is None or not decision.changes:
             return
-        level = logging.INFO if runtime.current_rank() == 0 else logging.DEBUG  # the line is the same at all workers
+        # The line is the same at all workers, so only rank 0 logs it at level INFO.
+        level = logging.INFO if runtime.current_rank() == 0 else logging.DEBUG
         _log.log(level, 'policy: %s step=%d reason="%s"', describe(decision), training.step, decision.reason)
         if membership.speaks_for_all():
             membership.report("policy_decided", changes=describe(decision), step=training.step, reason=decision.reason)
@@ -157,7 +161,7 @@ class PolicyRunner:
             self._evictions.order(decision.evict, decider)
 
     def after_train(self, training: Training) -> None:
-        """Call the hook `after_train`. It isn't collective, because workers that have left call it, too."""
+        """Call the policies' hook `after_train`. Not collective, because workers that have left also call it."""
         self.policies.after_train(self.metrics(training))
 
     def metrics(self, training: Training) -> Metrics:
@@ -181,7 +185,7 @@ class PolicyRunner:
             "training_time": time.monotonic() - self._began,
             "resize_time": self._resize_time,
         }
-        if record is None or self._steps_at_size == 0:  # the measurements belong to the previous cluster
+        if record is None or self._steps_at_size == 0:  # the last measurements were made in the previous cluster
             return Metrics(**common)
         return Metrics(
             **common,
@@ -197,19 +201,19 @@ class PolicyRunner:
         size = runtime.current_cluster_size()
         if decision.strategy is not None and decision.strategy.upper() not in _STRATEGIES:
             raise ValueError(
-                f"a policy asked for strategy {decision.strategy!r}; workers of one host reduce in shared memory, "
-                f"which has no topology to choose: {' or '.join(_STRATEGIES)}"
+                f"a policy asked for strategy {decision.strategy!r}, but the workers on a host reduce in shared "
+                f"memory, which has only one topology; use {' or '.join(_STRATEGIES)}"
             )
         if training.dataset is None and (decision.global_batch_size or decision.local_batch_size):
             raise ValueError(
-                f"a policy asked for another batch ({describe(decision)}), which requires an ElasticDataset; pass one "
-                "to ElasticTraining or Model.train"
+                f"a policy asked for another batch size ({describe(decision)}), which requires an ElasticDataset; pass "
+                "an ElasticDataset to ElasticTraining or Model.train"
             )
         if decision.learning_rate is not None and not training.optimizers:
             raise ValueError("a policy asked for a learning rate, but no trained object is an optimizer")
         if decision.optimizer is not None and not any(hasattr(o, "switch_to") for o in training.optimizers):
             raise ValueError(
-                f"a policy asked for the optimizer {decision.optimizer!r}, but no optimizer here can switch; train "
+                f"a policy asked for the optimizer {decision.optimizer!r}, but no trained optimizer can switch; train "
                 "with AdaptiveSGDOptimizer"
             )
         if any(rank >= size for rank in decision.evict):
@@ -217,7 +221,10 @@ class PolicyRunner:
 
 
 def agree(mine: Decision | None) -> tuple[Decision | None, int]:
-    """Return the lowest living rank's decision, and that rank; the same result at every worker; collective."""
+    """Return the lowest living rank's decision, and the number of that rank; collective.
+
+    Every worker gets the same result.
+    """
     if runtime.current_cluster_size() == 1:
         return mine, 0
     told, decider = told_by_lowest("" if mine is None else json.dumps(mine.to_json()), "kungfu/policy")
@@ -225,7 +232,7 @@ def agree(mine: Decision | None) -> tuple[Decision | None, int]:
 
 
 def describe(decision: Decision) -> str:
-    """ "size=4 learning_rate=0.1" """
+    """Return a decision's changes as text, e.g. "size=4 learning_rate=0.1"."""
 
     def text(value: object) -> str:
         if isinstance(value, tuple):

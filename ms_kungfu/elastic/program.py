@@ -1,4 +1,4 @@
-"""Track this process's position in its program. A joining worker runs the program from the start."""
+"""Track the position of this process in its program, because a joining worker runs the program from the beginning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ms_kungfu.elastic.state import TrainingState
 
 
 class Training(Protocol):
-    """The attributes of `ElasticTraining` that its parts use."""
+    """The attributes of `ElasticTraining` that other classes of this package use."""
 
     step: int
     first_step: int
@@ -28,7 +28,7 @@ class Training(Protocol):
 
 @dataclass
 class Entry:
-    """An entry of a schedule: a size and its step."""
+    """An entry of a schedule: a size, and the step at which it is requested."""
 
     step: int
     size: int
@@ -36,29 +36,29 @@ class Entry:
 
 @dataclass
 class Told:
-    """What `event_log` needs to remember of the events that it has logged."""
+    """What `event_log` has to remember about the events that it has logged."""
 
-    pending: Entry | None = None  # the last requested entry, if its size hasn't been reached
-    waits: bool = False  # whether training waits for that size
+    pending: Entry | None = None  # the last requested entry, until the cluster has reached its size
+    waits: bool = False  # whether training waits until the cluster has reached that size
     reported_failed: tuple[int, dict[int, str]] = (-1, {})  # cluster version, rank -> peer
     deferred: int = 0  # the last prepared cluster version whose deferral was logged
-    at_exit: bool = False
-    told_passing: bool = False
+    at_exit: bool = False  # whether a function is registered that runs when the process exits
+    told_passing: bool = False  # whether "call skipped" was logged
 
 
 @dataclass
 class Generators:
-    """Which random generators the workers share, by the names of their components; see `randomness`."""
+    """Which random generators the workers share; see `randomness`. The keys are names in `randomness.NAMES`."""
 
     origins: dict[str, int] = field(default_factory=dict)  # hashes of the states at this process's first `begin`
     shared: dict[str, bool] = field(default_factory=dict)  # for each generator, the decision whether workers share it
-    of_source: dict[str, int] | None = None  # the origins of the worker that sent the state
+    of_source: dict[str, int] | None = None  # the `origins` of the worker that sent the training state
 
     def state(self) -> dict[str, Any]:
         return {"origins": dict(self.origins), "shared": dict(self.shared)}
 
     def receive(self, state: dict[str, Any] | None) -> None:
-        """Continue from the `state` of a worker or a checkpoint. `state` is None for a checkpoint of an old version."""
+        """Continue from the `state` of a worker or checkpoint. It is None for checkpoints of older versions."""
         self.of_source = None if state is None else state["origins"]
         self.shared.update({} if state is None else state["shared"])
 
@@ -70,17 +70,17 @@ class Generators:
 
 @dataclass
 class Program:
-    """The position of one process in its program, over all its calls of training."""
+    """The position of one process in its program, over all its training calls."""
 
-    calls: int = 0  # calls of training begun, over all ElasticTraining objects
-    resume: dict[str, Any] | None = None  # the progress of a received state or checkpoint
-    call_of_state: int = 0  # the number of the later call of training to which a received state belongs
+    calls: int = 0  # how many training calls have begun, over all ElasticTraining objects
+    resume: dict[str, Any] | None = None  # the progress in a received state or checkpoint
+    call_of_state: int = 0  # the number of the training call in which a received state was captured
     resuming: bool = False  # whether this process has begun in the middle of a call and hasn't trained yet
-    checkpoint_folders: set[str] = field(default_factory=set)  # folders that this process's training uses
-    # Folder -> the call of the newest checkpoint, if it is a later call.
+    checkpoint_folders: set[str] = field(default_factory=set)  # the checkpoint folders that this process has used
+    # Folder -> the training call in which the newest checkpoint was written, if this process hasn't reached that call.
     call_of_checkpoint: dict[str, int] = field(default_factory=dict)
-    job: int = 1  # number of this job in the checkpoints' folder; equal at all workers
-    # The step of the last checkpoint until that checkpoint is on the disk; equal at all workers.
+    job: int = 1  # the number of this job in the checkpoint folder; the same at all workers
+    # The step of the last checkpoint, until that checkpoint is on the disk; the same at all workers.
     checkpoint: int | None = None
     writes_checkpoint: bool = False  # whether this process writes that checkpoint
     told: Told = field(default_factory=Told)
@@ -96,23 +96,26 @@ def current() -> Program:
 
 
 def use(program: Program) -> None:
-    """Make `program` the current program in this context. For callers that run several programs in one process."""
+    """Make `program` the current program in this context, for callers that run several programs in one process."""
     _current.set(program)
 
 
 def is_behind() -> bool:
-    """Return whether this process hasn't reached the call of training to which its received state belongs."""
+    """Return whether this process has received a state from a training call that it hasn't reached yet."""
     program = current()
     return program.calls < max(program.call_of_state, program.resume["call"] if program.resume is not None else 0)
 
 
 def is_resuming() -> bool:
-    """Return whether this process is behind, or has begun in the middle of a call and hasn't trained yet."""
+    """Return whether this process has received a state but hasn't trained since then.
+
+    Such a process hasn't reached the state's training call yet, or has begun in the middle of that call.
+    """
     return is_behind() or current().resuming
 
 
 def progress(training: Training) -> dict[str, Any]:
-    """Return this process's position in a training as JSON, for another process or a checkpoint."""
+    """Return this process's position in its training as JSON, for another process or a checkpoint."""
     mine = current()
     return {
         "step": training.step,
@@ -125,9 +128,12 @@ def progress(training: Training) -> dict[str, Any]:
 
 
 def resume(progress: dict[str, Any]) -> None:
-    """Continue from the progress of another process or a checkpoint, in the call to which the progress belongs."""
+    """Record the progress of another process or a checkpoint, from which this process continues.
+
+    It continues in the training call in which the progress was recorded.
+    """
     mine = current()
     mine.resume = progress
-    mine.checkpoint = progress.get("checkpoint")  # files of older versions lack it
+    mine.checkpoint = progress.get("checkpoint")  # checkpoints of older versions don't have this entry
     mine.job = progress.get("job", 1)
     mine.generators.receive(progress.get("generators"))

@@ -1,19 +1,19 @@
 """Decide which random generators the workers share, and set the generators' states at a joining worker.
 
-1. A generator is *shared* if its state was the same on all workers at their first `begin`: the program seeds it equally
-   everywhere. Such a generator yields the same numbers on all workers, e.g. an image size once a step. So a joining
-   worker continues with the source rank's state.
-2. Any other generator is *each worker's own*, e.g. for augmentation or noise. If a joining worker had the source rank's
-   state, both would draw the same numbers forever. Its state is therefore derived from the source rank's state and from
-   the (call, step, rank) at which it joins. The derived state is the same if the same training is run again, and
-   differs between workers that join together.
-3. The workers of the first cluster decide whether a generator is shared when they begin together. A worker that began
-   alone can't decide, so the joining worker decides. It has run the same program from the start, so its own state at
-   its first `begin` shows how the program seeds. This detects a program whose seed depends on the rank: the worker
-   that began alone keeps rank 0, and a joining worker has another rank.
-4. A decision is final. It is part of the progress, like the generator state in (3). So the decision doesn't depend on
-   which ranks are alive later. This matters after rank 0 has failed: a joining worker's seed may equal that of the new
-   rank 0.
+1. A generator is *shared* if its state was the same on all workers at their first `begin`, that is, if the program uses
+   the same seed on all workers. A shared generator yields the same numbers on all workers, e.g. one image size per
+   step. So a joining worker continues with the source rank's state.
+2. Any other generator is *each worker's own*, e.g. for augmentation or noise. If a joining worker got the source rank's
+   state, both workers would draw the same numbers forever. So the joining worker derives its state from the source
+   rank's state and from the (call, step, rank) at which it joins. Another run of the same training derives the same
+   state. Workers that join together derive different states.
+3. The workers of the first cluster decide whether a generator is shared when they begin together. If one worker begins
+   alone, it can't decide, so a joining worker decides. The joining worker has run the same program from the beginning,
+   so its own state at its first `begin` shows how the program sets its seeds. This detects a program whose seed depends
+   on the rank, because the worker that began alone keeps rank 0, and a joining worker has another rank.
+4. A decision is final. It is part of the progress, like the states at the first `begin` in (3). So the decision doesn't
+   depend on which ranks are alive later. This matters after rank 0 has failed, because a joining worker's seed may then
+   be the same as the seed of the new rank 0.
 
 
 tests/mindspore/elastic/test_randomness.py
@@ -35,8 +35,9 @@ from ms_kungfu.elastic import program
 from ms_kungfu.elastic.state import Component
 from ms_kungfu.trained.inventory import collect_generators
 
-# The generators. Each has its own decision. MindSpore has two: the generator that `mindspore.manual_seed` sets, and
-# the global seed, which datasets use, too. Each of the other generators is one component.
+# The generators for which the workers decide separately. MindSpore has two: the generator that `mindspore.manual_seed`
+# sets, and the global seed, which datasets also use. Both are in one component. The other generators have one component
+# each.
 NAMES = ("mindspore_generator", "mindspore_seed", "random_python", "random_numpy", "random_generators")
 
 
@@ -60,7 +61,7 @@ def components(trained: Iterable[Any] = ()) -> list[Component]:
 
     generators = collect_generators(trained)
     return [
-        # MindSpore comes before NumPy, because setting MindSpore's seed also resets NumPy's generator.
+        # Restore MindSpore's state before NumPy's, because setting MindSpore's seed also resets NumPy's generator.
         Component("random_mindspore", _capture_mindspore, _restore_mindspore, own=True, derive=_derive_mindspore),
         _component("random_python", random.getstate, restore_python, random.seed),
         _component("random_numpy", capture_numpy, restore_numpy, seed_numpy),
@@ -107,13 +108,16 @@ def note_origins(found: Sequence[Component]) -> None:
 
 
 def row() -> list[int]:
-    """Return this process's generator states as hashes, in the order of `NAMES`, for comparison with other workers."""
+    """Return hashes of the generator states at this process's first `begin`, in the order of `NAMES`."""
     origins = program.current().generators.origins
     return [origins.get(name, 0) for name in NAMES]
 
 
 def decide(rows: Mapping[int, Sequence[int] | Array]) -> None:
-    """Decide, from the rows of all workers, which undecided generators are shared; the same result at each worker."""
+    """Decide, from the rows of all workers, which of the undecided generators are shared.
+
+    Each worker makes the same decision.
+    """
     for column, name in enumerate(NAMES):
         same = len({int(each[column]) for each in rows.values()}) == 1
         program.current().generators.shared.setdefault(name, same)

@@ -1,4 +1,4 @@
-"""Parse a schedule, which maps steps to cluster sizes. Pure."""
+"""Parse schedules. A schedule maps steps to cluster sizes. Pure."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FORM = "write step:size pairs such as '10:2,20:4,40:1'"
 
 
 def parse_schedule(schedule: Schedule | None) -> SizeRule:
-    """Return a schedule's function ``size_after(step)``: the size to request after `step` steps, or None.
+    """Return a schedule as a function ``size_after(step)``. It returns the size to request after `step` steps, or None.
 
-    An entry applies only at its step. So its size is requested once, and a worker that joins later doesn't request it
-    again. Step 0 is before the first step. ValueError or TypeError for an invalid schedule.
+    An entry applies only at its own step. So the workers request its size once, and a worker that joins later doesn't
+    request the size again. Step 0 means before the first step. Raise ValueError or TypeError for an invalid schedule.
 
 
     >>> rule = parse_schedule("10:2,20:4")
@@ -36,7 +36,10 @@ def parse_schedule(schedule: Schedule | None) -> SizeRule:
 
 
 def entries(schedule: Schedule | None) -> list[tuple[int, int]]:
-    """Return the ``(step, size)`` pairs of a schedule, in order; [] for a function. Raises like `parse_schedule`."""
+    """Return the ``(step, size)`` pairs of a schedule, sorted by step. Return [] if the schedule is a function.
+
+    Raise ValueError or TypeError for an invalid schedule.
+    """
     if isinstance(schedule, str):
         return sorted(_table(_pairs(schedule)).items())
     if isinstance(schedule, Mapping):
@@ -47,13 +50,13 @@ def entries(schedule: Schedule | None) -> list[tuple[int, int]]:
 
 
 def newcomers_ahead(known: Sequence[tuple[int, int]], step: int, size: int) -> tuple[int, int]:
-    """Return the number of new workers, and the size, at the next schedule entry that changes the cluster.
+    """Return how many new workers the next resize in a schedule needs, and the size of the cluster after it.
 
-    `known` has the schedule's `entries`. The next entry is the first one at `step` or later whose size isn't `size`.
-    Return (0, size) if there is none, or if the cluster shrinks there.
+    `known` contains the schedule's `entries`. The next resize is at the first entry, at `step` or later, whose size
+    isn't `size`. Return (0, size) if there is no such entry, or if the cluster shrinks at that entry.
 
-    Entries after the next entry are ignored: their workers would wait for a long time, and would compete with workers
-    that are needed earlier.
+    Later entries are ignored: workers for them would wait for a long time, and would compete for resources with the
+    workers that the next resize needs.
 
 
     >>> newcomers_ahead([(10, 2), (20, 4), (40, 1)], 10, 2)
@@ -107,7 +110,9 @@ def _checked(rule: SizeRule) -> SizeRule:
         if size is None:
             return None
         if _integer(size, "size") < 1:
-            raise ValueError(f"the schedule returned size {size} for step {step}; return 1 or more, or None to keep it")
+            raise ValueError(
+                f"the schedule returned size {size} for step {step}; return 1 or more, or None to keep the current size"
+            )
         return index(size)
 
     return size_after

@@ -1,4 +1,4 @@
-"""Run one worker's part of a step that is partitioned into shards: the part of `ShardedStep` without MindSpore.
+"""Run one worker's share of a sharded step. This module contains the code of `ShardedStep` that needs no MindSpore.
 
 ops_src/shards/step.h explains why the results' bits don't depend on the cluster, and what happens after a failure.
 """
@@ -26,10 +26,10 @@ class ShardLoop:
 
     Args:
         parameters: the trained Parameters.
-        mean: whether the update receives the mean over the step rather than the sum.
-        dtypes: returns the dtypes of the gradients, followed by that of the loss, once a shard has been computed. An
-            empty result means that all dtypes are the same.
-        shapes: returns the number of different shard shapes that this worker has computed.
+        mean: whether the update receives the mean of the gradients over the shards of the step, rather than their sum.
+        dtypes: a function that returns the dtypes of the gradients, followed by the dtype of the loss. It is called
+            after a shard has been computed. An empty result means that all dtypes are the same.
+        shapes: a function that returns the number of different shard shapes that this worker has computed.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class ShardLoop:
     ) -> Any:
         """Train one step and return its loss over all shards; collective.
 
-        ``compute(shard)`` computes a shard and contributes its gradients. If the sum over all shards is then complete,
-        ``compute`` updates the Parameters. It returns the loss, a scalar tensor, and whether the sum was complete.
-        `statistics` are the arrays of the moving statistics, which computing a shard changes.
+        ``compute(shard)`` computes a shard and contributes its gradients. If all shards of the step have then
+        contributed, ``compute`` also updates the Parameters. It returns the loss, a scalar tensor, and whether it has
+        updated the Parameters. `statistics` returns the arrays of the moving statistics, which `compute` changes.
         """
         core = membership.current().core
         if not self._claimed:
@@ -86,14 +86,17 @@ class ShardLoop:
             if missing := core.missing_shards():
                 core.take_shard(missing[0])
                 loss, over = compute(missing[0])
-            else:  # a worker without a shard in this step
+            else:  # no shard is assigned to this worker
                 core.take_no_shard()
                 loss, over = compute(first)
             if over:
                 return loss
 
     def _names(self, count: int) -> list[str]:
-        """Return the names of gradients and loss in the order of their hashes: by dtype (kernels/common/groups.h)."""
+        """Return the names of the gradients and of the loss in the order of their hashes.
+
+        The hashes are sorted by dtype (kernels/common/groups.h).
+        """
         if len(self._parameters) + 1 == count:
             names = [f"the gradient of {p.name!r}" for p in self._parameters]
         else:

@@ -1,4 +1,4 @@
-"""A training step of a MindSpore network that is partitioned into shards. The user guide is docs/shards.md."""
+"""Train a MindSpore network in steps that are partitioned into shards: see docs/shards.md."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ class ShardedStep:
             loss = step(image, label)
             elastic.step_end()
 
-    Each worker calls ``forward_backward`` once for each shard that it is assigned. It calls ``update``
-    once, with the gradients of the whole global batch. If the gradients of each shard are the mean over
-    the shard's samples, `update` receives the mean over all samples. Clipping, an overflow check and
-    the optimizer belong in `update`.
+    Each worker calls ``forward_backward`` once for each of its shards. It calls ``update`` once, with
+    the gradients of the whole global batch. If the gradients of each shard are the mean over the
+    shard's samples, `update` receives the mean over all samples. Put clipping, an overflow check and
+    the optimizer into `update`.
 
-    A call requires the columns exactly as the dataset's iterator has yielded them. It returns the mean
-    loss over the global batch, with the same bits at every worker. For two steps on one batch (e.g. for
-    the two networks of a GAN), use two ShardedSteps. All workers call them one after the other, in the
-    same order.
+    Pass the columns to a call exactly as the dataset's iterator has yielded them. The call returns the
+    mean loss over the global batch, with the same bits at every worker. For two steps on one batch
+    (e.g. for the two networks of a GAN), use two ShardedSteps. All workers must call them one after the
+    other, in the same order.
 
-    Before each shard, the moving statistics of normalization are reset to their values at the start
-    of the step. At the end of the step, they become the mean of their values after each shard.
+    Before each shard, the moving statistics of normalization layers are reset to their values at the
+    start of the step. At the end of the step, each statistic becomes the mean of the values that it had
+    after each shard.
 
 
     Args:
@@ -55,11 +56,11 @@ class ShardedStep:
             shapes ``(samples, ...)``). It returns ``(loss, gradients)``: a scalar and a tuple of
             tensors, all with float dtypes.
         update: a function, cell or optimizer that is called with the gradients. An optimizer of
-            ms_kungfu doesn't reduce them again.
+            ms_kungfu doesn't reduce these gradients again.
         trained: the cells and optimizers, also in lists, that `forward_backward` and `update` use, if
             these are functions. The step keeps the moving statistics of these cells equal on all
-            workers, and disables the optimizers' own reduction. If moving statistics of a network
-            belong to no ShardedStep, training fails in its first step with an error that names them.
+            workers, and disables the optimizers' own reduction. If a network's moving statistics belong
+            to no ShardedStep, training fails in its first step with an error that names them.
         gradients_mean: whether `update` receives the mean over the shards, rather than the sum.
 
     Raises:
@@ -67,10 +68,10 @@ class ShardedStep:
             sums over the workers. Also if a column doesn't come from the iterator, and on devices other
             than CPUs.
         KungFuError: if no step of an `ElasticDataset` with shards is in progress.
-        DivergenceError: at all workers, in the first step with a new worker. One cause is workers with
-            different versions, instruction sets or numbers of cores. Another cause is a shard whose
-            gradients differ between two computations, at one worker or at two workers. The message
-            names the parameter. A dataset with ``shards_check="warn"`` only logs the difference.
+        DivergenceError: at all workers, in the first step with a new worker. One cause is that the
+            workers have different versions, instruction sets or numbers of cores. Another cause is that
+            two computations of the same shard, at one worker or at two, give different gradients. The
+            message names the parameter. With ``shards_check="warn"``, the difference is only logged.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class ShardedStep:
     ) -> None:
         if ms.get_context("device_target") != "CPU":
             raise ValueError("shards are supported on CPUs only; leave shards= out of the ElasticDataset")
-        compute_undivided()  # before kernels are created, because they depend on the number of threads
+        compute_undivided()  # do this before the program creates kernels, which depend on the number of threads
         cells = [part for part in (forward_backward, update) if isinstance(part, nn.Cell)]
         trained = cells if trained is None else [*cells, trained]
         for optimizer in inventory.collect_optimizers(trained):
@@ -94,7 +95,7 @@ class ShardedStep:
         self._statistics = _Statistics(inventory.moving_statistics(trained))
         held = {id(p): p.nbytes for cell in inventory.collect_cells(trained).values() for p in cell.get_parameters()}
         self.cell = Shard(forward_backward, update, sum(held.values()))
-        """The cell that runs once per shard."""
+        """An object that runs the network once per shard."""
         parameters = [p for o in inventory.collect_optimizers(trained) for p in o.parameters]
         self._loop = ShardLoop(parameters, gradients_mean, self.cell.dtypes, self.cell.shapes)
         self._is_first = True
@@ -104,7 +105,8 @@ class ShardedStep:
         batches = ShardBatches.current()
         if batches is None:
             raise KungFuError(
-                "no step of an ElasticDataset with shards is in progress; call the ShardedStep in a loop over one"
+                "no step of an ElasticDataset with shards is in progress; call the ShardedStep in a loop over such a "
+                "dataset"
             )
         place = _places(columns, batches.batch(batches.first))
 
@@ -124,7 +126,7 @@ class ShardedStep:
         return loss
 
     def compile(self, dataset: ElasticDataset) -> None:
-        """Compile the step for the shapes of all shards of an epoch without running it.
+        """Compile the step for all shard shapes of an epoch, without running the step.
 
         The step must accept all columns of `dataset`, in the dataset's order. To compile before a worker
         joins, use ``ElasticTraining(..., prepare=lambda: step.compile(data))``. In PyNative mode the method
@@ -132,7 +134,7 @@ class ShardedStep:
 
 
         Args:
-            dataset: the `ElasticDataset` that will be trained.
+            dataset: the `ElasticDataset` on which the program will train.
         """
         if not compiled.graph_mode():
             return
@@ -146,7 +148,7 @@ class ShardedStep:
 
 
 class _Statistics:
-    """The moving statistics that one step keeps equal on all workers."""
+    """The moving statistics that one ShardedStep keeps equal on all workers."""
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self._parameters = parameters
@@ -166,7 +168,7 @@ class _Statistics:
         return self._arrays
 
     def of_others(self) -> list[tuple[Any, Array]]:
-        """Return the moving statistics of other steps, with copies of their current values."""
+        """Return the moving statistics of all other ShardedSteps, with copies of their current values."""
         own = {id(parameter) for parameter in self._parameters}
         others = [parameter for key, parameter in inventory.statistics_of_shards.items() if key not in own]
         if others:
@@ -175,36 +177,38 @@ class _Statistics:
 
     @staticmethod
     def check_others(before: Sequence[tuple[Any, Array]]) -> None:
-        """Raise ValueError if this step has changed a moving statistic that belongs to another step."""
+        """Raise ValueError if this ShardedStep has changed a moving statistic of another ShardedStep."""
         if before:
             wait_for_queue()
         for parameter, value in before:
             if not np.array_equal(parameter.asnumpy(), value, equal_nan=True):
                 raise ValueError(
                     f"a ShardedStep changes {parameter.name!r}, which belongs to a network that wasn't "
-                    "passed to this step; pass each step all networks that it calls in training mode, "
-                    "ShardedStep(..., trained=[net, other_net])"
+                    "passed to this step; pass each ShardedStep all networks that it calls in training "
+                    "mode, as in ShardedStep(..., trained=[net, other_net])"
                 )
 
 
-# Copying and updating Parameters of this total size takes about as long as a branch in the graph.
+# Copying and updating the Parameters of a network takes about as long as a branch in the graph if they have this total
+# size in bytes.
 _DEAR_BYTES = 8 << 20
-# These primitives can run again after an undone update. KungFuSumShards then contributes nothing, and the random
-# numbers of KungFuDropout depend only on shard and position.
+# These primitives can run again after an update was undone. In that case KungFuSumShards contributes nothing, and the
+# random numbers of KungFuDropout depend only on the shard and on the position in the tensor.
 _UNDOABLE = {"KungFuSumShards", "KungFuDropout"}
 
 
 class Shard:
-    """The cell that runs once per shard: it computes and contributes gradients, and after the last shard it updates.
+    """Compute the gradients of one shard and contribute them; after the last shard of a step, update the Parameters.
 
-    In GRAPH mode a branch around the update is expensive: MindSpore's runtime passes the branch between
-    threads, which takes longer than the update of a small network. Therefore the graph is normally
-    straight: it updates after each shard. If the step isn't complete after a shard, the written
-    Parameters are restored (ops_src/shards/step.h). With one shard per worker, they are restored in
-    only two cases: after a worker has failed, and for the determinism probe.
+    In GRAPH mode, a branch around the update would be expensive: MindSpore's runtime passes the branch
+    between threads, which takes longer than the update of a small network. Therefore this class normally
+    uses a straight graph, which updates the Parameters after each shard. If the step isn't complete
+    after a shard, the changed Parameters are restored (ops_src/shards/step.h). With one shard per
+    worker, this happens in only two cases: after a worker has failed, and in the determinism probe.
 
-    A branching graph is used in two cases: the update can't be undone because it prints, communicates
-    or draws random numbers, or a large network begins with several shards per worker.
+    A graph with a branch is used in two cases. In the first case, the update can't be undone, because it
+    prints, communicates or draws random numbers. In the second case, the network is large, and workers
+    have several shards per step when training begins.
     """
 
     def __init__(
@@ -213,20 +217,21 @@ class Shard:
         self._branching = _Branching(forward_backward, update)
         self._straight = _Straight(forward_backward, update)
         self._held_bytes = held_bytes  # total size of the Parameters in bytes
-        self._goes_straight: bool | None = None  # whether the straight graph is used; None: not known yet
-        self._shapes: set[Any] = set()  # column shapes for which the straight graph is compiled
+        self._goes_straight: bool | None = None  # whether the straight graph is used; None if not known yet
+        self._shapes: set[Any] = set()  # the column shapes for which the straight graph has been compiled
         self._written = _Written()  # the Parameters that the straight graph writes
-        self._computed: set[Any] = set()  # column shapes of the computed shards
-        self._queues_flush = False  # whether the threads of PyNative mode's queues flush denormals
+        self._computed: set[Any] = set()  # the column shapes of the shards that have been computed
+        self._queues_flush = False  # whether the threads of PyNative mode's queues flush denormals to zero
 
     def __call__(self, *columns: Any) -> tuple[Any, bool]:
         """Compute a shard. Return the loss, a scalar tensor, and whether the step is complete."""
         core = membership.current().core
-        # Flush denormals, like the threads of MindSpore's pool. A graph's first run uses the pool's threads, and later
-        # runs use the calling thread. Without this setting, a joining worker would flush a value that the others keep,
-        # e.g. a moment that decays without gradients. In PyNative mode the calling thread is the thread of a queue.
+        # Flush denormals to zero, as the threads of MindSpore's pool do. A graph's first run uses the pool's threads,
+        # and later runs use the calling thread. If the calling thread didn't flush, a joining worker would flush values
+        # that other workers keep, e.g. a moment that decays without gradients. In PyNative mode, the thread of a queue
+        # takes the place of the calling thread.
         if not self._queues_flush and not compiled.graph_mode():
-            wait_for_queue()  # raises an error of a queued operation
+            wait_for_queue()  # raises an error if a queued operation has failed
             flush_denormals_of_queues()
             self._queues_flush = True
         flushed = core.flush_denormals(True)
@@ -241,12 +246,12 @@ class Shard:
         if not compiled.graph_mode() or not self._is_straight(columns, several):
             loss, over = self._branching(*columns)
             return loss, bool(over.asnumpy())
-        look = self._written.look  # keeps the callback alive while the core may call it
+        look = self._written.look  # the variable keeps the callback alive while the core may call it
         core.update_follows(look)
         stands = False
         try:
             loss = self._straight(*columns)
-            # Don't return `over` from the graph: reading an output takes longer than all other work around the graph.
+            # Don't make the graph return this value: reading a graph's output takes longer than all other work here.
             stands = core.sharded_step_over()
             return loss, stands
         finally:
@@ -255,12 +260,12 @@ class Shard:
                 core.undo_update()
 
     def compile(self, *columns: Any, several: bool = False) -> None:
-        """Compile for GRAPH mode. `several`: whether workers have more than one shard per step at first."""
+        """Compile for GRAPH mode. `several`: whether workers have several shards per step when training begins."""
         if not self._is_straight(columns, several):
             self._branching.compile(*columns)
 
     def _is_straight(self, columns: Sequence[Any], several: bool) -> bool:
-        """Return whether to use the straight graph. To find out, the method compiles it."""
+        """Return whether to use the straight graph. To find out, this method may have to compile the graph."""
         if self._goes_straight is None:
             self._goes_straight = not (several and self._held_bytes > _DEAR_BYTES)
         shapes = tuple(column.shape for column in columns)
@@ -272,7 +277,7 @@ class Shard:
         return self._goes_straight
 
     def dtypes(self) -> list[str]:
-        """Return the dtypes of the gradients, followed by that of the loss; [] before a shard has been computed."""
+        """Return the dtypes of the gradients, followed by the loss's dtype; [] before a shard has been computed."""
         return self._straight.sum_shards.dtypes or self._branching.sum_shards.dtypes
 
     def shapes(self) -> int:
@@ -291,9 +296,9 @@ class Shard:
 
 
 class _Written:
-    """The Parameters of a compiled cell, and their memory.
+    """The Parameters that a compiled cell writes, and their addresses in memory.
 
-    A MindSpore CPU graph writes to the memory that a Parameter has when the graph begins to run.
+    A MindSpore CPU graph writes to the memory that a Parameter occupies when the graph begins to run.
     """
 
     def __init__(self) -> None:
@@ -308,9 +313,9 @@ class _Written:
         return all(p.data_ptr() != 0 and p.is_contiguous() for p in self._parameters if p.nbytes > 0)
 
     def look(self) -> list[tuple[int, int]]:
-        """Return the Parameters' addresses and sizes in bytes, during a run.
+        """Return each Parameter's address and size in bytes. Called while the graph runs.
 
-        KungFuError if a Parameter isn't contiguous.
+        Raise KungFuError if a Parameter isn't contiguous.
         """
         if not self.is_plain():
             raise KungFuError("a Parameter of a ShardedStep has become a view of another tensor's memory")
@@ -318,7 +323,7 @@ class _Written:
         return [(address, p.nbytes) for address, p in zip(self._addresses, self._parameters)]
 
     def check(self) -> None:
-        """Raise KungFuError if Parameters have moved since the last call of `look`."""
+        """Raise KungFuError if a Parameter's address has changed since the last call of `look`."""
         addresses, self._addresses = self._addresses, None
         if addresses is not None and self._read() != addresses:
             raise KungFuError(
@@ -330,7 +335,7 @@ class _Written:
 
 
 class _Parts(nn.Cell):
-    """The operations of both graphs of a shard."""
+    """The operations that both graphs of a `Shard` have in common."""
 
     def __init__(self, forward_backward: Callable[..., Any], update: Callable[[Gradients], Any]) -> None:
         super().__init__(auto_prefix=False)
@@ -340,7 +345,7 @@ class _Parts(nn.Cell):
 
 
 class _Straight(_Parts):
-    """The straight graph: one shard, and always the update."""
+    """The straight graph: it computes one shard and always updates."""
 
     def construct(self, *columns):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         loss, gradients = self.forward_backward(*columns)
@@ -349,7 +354,7 @@ class _Straight(_Parts):
 
 
 class _Branching(_Parts):
-    """The branching graph: one shard, and the update only after the last shard."""
+    """The branching graph: it computes one shard, and updates only after the last shard."""
 
     def construct(self, *columns):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         loss, gradients = self.forward_backward(*columns)
@@ -371,7 +376,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def _places(columns: Any, batch: Any) -> list[int]:
-    """Return the positions of these columns in the batch."""
+    """Return the position in `batch` of each column in `columns`."""
     values = list(batch.values()) if isinstance(batch, dict) else list(batch)
     ids = [id(value) for value in values]
     if any(id(column) not in ids for column in columns):

@@ -1,27 +1,28 @@
-"""The state that decides the next step of training, and how joining workers receive it.
+"""Define the training state, that is, everything that determines the next training step.
 
-The state has these pieces. For each of them, a test shows that training differs without it:
+The training state consists of the following pieces. For each piece, a test shows that training gives
+different results without it:
 
 
-- ``parameters``: every MindSpore Parameter of the trained cells: weights, moments, global step,
-  learning rate, the loss scale of a training cell. They are broadcast directly into the joining
-  worker's Parameters.
+- ``parameters``: every MindSpore Parameter of the trained cells, such as weights, moments, the global
+  step, the learning rate, and the loss scale of a training cell. They are broadcast directly into the
+  joining worker's Parameters.
 - ``buffers``: the tensors that cells have registered with ``register_buffer``.
-- ``progress``: the step, epoch and call of training.
-- ``dataset``: an ElasticDataset's epoch and seed, and the rest of the epoch.
-- ``loss_scale``: the numbers of a loss scale manager that works on the host.
+- ``progress``: the current step, epoch and training call.
+- ``dataset``: an ElasticDataset's epoch and seed, and which samples of the epoch remain.
+- ``loss_scale``: the numbers of a loss scale manager that is a plain Python object.
 - ``learning_rate``: the initial size of an `lr_rule`, and the current factor.
 - ``param_groups``: the plain numbers in the groups of an optimizer with ``param_groups``
   (``mindspore.experimental.optim``), and the numbers of the program's own schedulers for that
-  optimizer. The other rates and counters of such an optimizer are Parameters.
+  optimizer. The optimizer's other rates and counters are Parameters.
 - ``random_mindspore``, ``random_python``, ``random_numpy``: the states of the global random
-  generators. A joining worker continues with the states of the source rank, or derives its own
-  states from them: see `randomness`.
+  generators. A joining worker continues with the source rank's states, or derives its own states
+  from them: see `randomness`.
 - ``random_generators``: the states of ``mindspore.Generator`` objects that are attributes of the
   trained cells.
 
-The state doesn't include data inside MindSpore's kernels (e.g. the generator of a compiled Dropout
-on CPU), nor the program's own variables. Add such variables as a :class:`Component`.
+The state doesn't include data inside MindSpore's kernels, such as the generator of a compiled Dropout
+on CPU. It also doesn't include the program's own variables; add these as a :class:`Component`.
 
 All pieces except the parameters and buffers are sent as JSON, which restores integers and floats
 exactly and can't contain code.
@@ -39,15 +40,15 @@ from ms_kungfu.trained import inventory
 
 @dataclass(frozen=True)
 class Component:
-    """One named piece of state on the host.
+    """A named piece of the training state that consists of plain Python values.
 
-    If a component belongs to each worker separately (`own`), a checkpoint contains the state of every
-    worker. A joining worker receives the component from its source rank.
+    If each worker has its own state (`own`), a checkpoint contains the state of every worker. A joining
+    worker receives the state of its source rank.
 
     Args:
-        name: the name of the piece, unique in the program.
-        capture: returns the state as JSON.
-        restore: restores the state at another worker.
+        name: the name of the component, unique in the program.
+        capture: a function that returns the state as JSON.
+        restore: a function that is called with such a state at another worker, and restores it.
         own: whether the state differs between workers by design.
         derive: a function that derives this worker's own state. It is called with the state of another
             worker, after that state has been restored.
@@ -59,15 +60,15 @@ class Component:
     own: bool = False
     """Whether the state differs between workers by design."""
     derive: Callable[[Any], None] | None = None
-    """Derives this worker's own state after another worker's state has been restored."""
+    """A function that derives this worker's own state after another worker's state has been restored."""
 
 
 @dataclass(frozen=True)
 class TrainingState:
     """All pieces of the training state.
 
-    `buffers` are tensors by name. `averaged` are the parameters and buffers that differ between
-    workers by design. They are averaged over the workers at a change of the cluster and before a
+    `buffers` maps names to tensors. `averaged` contains the parameters and buffers that differ between
+    workers by design. They are averaged over the workers when the cluster changes, and before a
     checkpoint.
     """
 
@@ -78,11 +79,11 @@ class TrainingState:
     statistics: Sequence[Any] = ()
     """All moving statistics, including those that are not averaged."""
     call: int = 0
-    """The number of the current call of training, 1 or more."""
+    """The number of the current training call, counted from 1."""
 
 
 def attributes_component(name: str, owner: Any) -> Component:
-    """Return a component with the plain numbers in an object's attributes, e.g. of a host-side loss scale manager."""
+    """Return a component with the numbers in an object's attributes, e.g. those of a loss scale manager."""
 
     def capture() -> Any:
         return {k: v for k, v in vars(owner).items() if isinstance(v, (bool, int, float))}
@@ -91,10 +92,10 @@ def attributes_component(name: str, owner: Any) -> Component:
 
 
 def groups_component(optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Component:
-    """Return a component with the numbers of optimizers with ``param_groups`` and of their schedulers.
+    """Return a component with the numbers in the optimizers' ``param_groups`` and in the optimizers' schedulers.
 
     MindSpore's own schedulers are excluded: their counters are Parameters, and their other numbers are
-    arguments of the program.
+    arguments that the program passes.
     """
     own = [s for s in schedulers if not type(s).__module__.startswith("mindspore.")]
 
@@ -115,10 +116,12 @@ def groups_component(optimizers: Sequence[Any], schedulers: Sequence[Any]) -> Co
 
 
 def restore_components(components: Sequence[Component], received: Mapping[str, Any]) -> None:
-    """Restore each component. KungFuError, without any change, if the received components have other names."""
+    """Restore each component. If the received components have other names, raise KungFuError without any change."""
     differing = set(received) ^ {c.name for c in components}
     if differing:
-        raise KungFuError(f"only some workers have the state {min(differing)!r}; start all with the same program")
+        raise KungFuError(
+            f"only some workers have the state {min(differing)!r}; start all workers with the same program"
+        )
     for component in components:
         _restore(component, received[component.name], of_another=True)
 
@@ -130,11 +133,11 @@ def _restore(component: Component, state: Any, of_another: bool) -> None:
 
 
 def resume_components(components: Sequence[Component], kept: Mapping[str, Any], of_another: bool = False) -> list[str]:
-    """Restore the components that a checkpoint and the program both have; return the names that only one of them has.
+    """Restore the components that both a checkpoint and the program have. Return the names that only one of them has.
 
-    The names may differ, e.g. because the program that wrote the checkpoint used another monitor.
+    The names may differ, e.g. because the program that wrote the checkpoint used no monitor.
     `of_another`: whether `kept` is the state of another worker, because the checkpoint has no state
-    of this worker.
+    for this worker.
     """
     for component in components:
         if component.name in kept:

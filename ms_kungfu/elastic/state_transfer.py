@@ -1,11 +1,11 @@
-"""Transfer the training state to workers that lack it: joining workers, and all workers when training begins.
+"""Transfer the training state to joining workers, and make it equal on all workers when training begins.
 
-No worker sends a mixture of old and new values: if the source rank fails, a receiver first restores its own values,
-and only then can become the source.
+No worker sends a mixture of old and new values: if the source rank fails during a transfer, a receiver first restores
+its previous values. Only then can it become the source.
 
-With several hosts, a joining worker receives large tensors from a rank of its own host, if such a rank has the same
-bits. The ranks with the state compare their bits first (`from_the_nearest`). Only hosts without these bits receive them
-over the network.
+In a job on several hosts, a joining worker receives large tensors from a rank on its own host, if such a rank has the
+same bits as the source rank. To find out, the ranks that have the state first compare their bits (`from_the_nearest`).
+Only hosts without such a rank receive the tensors over the network.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from ms_kungfu.trained.inventory import assign, collect_parameters, fingerprint
 _log = logging.getLogger(__name__)
 Received = TypeVar("Received")
 
-# The purpose for which a worker enters the agreement. If the purposes differ, the higher purpose comes first.
+# The purpose for which a worker enters the agreement. If the workers' purposes differ, a worker with the lower purpose
+# continues without a transfer.
 _FOR_PARAMETERS, _FOR_STATE = 1, 2
 
 
 @contextlib.contextmanager
 def from_the_nearest(root: int, content: Callable[[], int] | None) -> Iterator[None]:
-    """In this context, receive the broadcasts of `root` from a rank of the same host with equal bits; collective.
+    """In this context, receive `root`'s broadcasts from a rank on the same host that has the same bits; collective.
 
-    All ranks compute the same source ranks from the same gathered rows. If a source rank fails, the broadcast fails at
-    all ranks, as if the root had failed.
+    All ranks compute the same source ranks, because they gather the same rows. If a source rank fails, the broadcast
+    fails at all ranks, as if the root had failed.
 
     Args:
-        content: returns a hash of the data that this rank could send. It is None if the rank has no such data, or data
-            that differs by design. The function is called only if there is a choice of sources.
+        content: a function that returns a hash of the data that this rank could send. Pass None if this rank doesn't
+            have the data, or if its data differs by design. The function is called only if several hosts have the data.
     """
     where, core = membership.host_of_rank(), membership.current().core
     if len(set(where)) > 1:
@@ -65,17 +66,18 @@ def from_the_nearest(root: int, content: Callable[[], int] | None) -> Iterator[N
 def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], call: int = 0) -> tuple[bool, bool]:
     """Agree with all workers on what to transfer. Return (whether to transfer now, whether a worker lacks the state).
 
-    A joining worker runs its program from the start. It may reach `sync_net_parameters`, or an earlier call of
-    training, while the others are about to transfer the whole state. The joining worker then continues without a
-    transfer, because it will receive the whole state later. The others wait for its next call.
+    A joining worker runs its program from the beginning. It may call `sync_net_parameters`, or begin an earlier
+    training call, while the other workers are about to transfer the whole state. In that case it continues without a
+    transfer, because it will receive the whole state later. The other workers wait for its next call.
 
     1. Workers that have the state stay in this loop until the joining worker reaches the same call. They repeat the
        agreement as long as a worker has entered it for a lower purpose or an earlier call.
-    2. A joining worker makes its calls in the program's order. So it either reaches the others' call, or its program
-       ends. If its program ends, the worker counts as failed, and the next agreement ignores it.
-    3. No state is sent before all workers have entered for the same purpose, so the state reaches the objects of its
-       own call. Until then the joining worker is behind (`program.is_behind`) and begins no other ms_kungfu collective.
-    4. Until then all workers with the state are in this loop, so they can't enter a collective of the program.
+    2. A joining worker makes its calls in the program's order. So either it reaches the other workers' call, or its
+       program ends. If its program ends, the worker counts as failed, and the next agreement ignores it.
+    3. No state is sent before all workers have entered for the same purpose and call. So the state that was captured in
+       a training call is restored into the objects of the same call. Until then, the joining worker is behind
+       (`program.is_behind`), and begins no other ms_kungfu collective.
+    4. Until then, all workers that have the state are in this loop, so they can't enter the program's collectives.
        Therefore the joining worker skips the program's barriers, and rejects the program's other collectives
        (`membership.is_catching_up`). As soon as it has entered for the same purpose, it takes part in both again.
     """
@@ -103,10 +105,10 @@ def models_differ(trained: Iterable[Any]) -> bool:
 
 
 def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
-    """Copy the root's values into each worker's `parameters`, in place; collective.
+    """Copy the values of the root's `parameters` into the `parameters` of each worker, in place; collective.
 
-    If the root has failed, the lowest living rank replaces it. The function returns at once at a joining worker that
-    will receive the whole state later.
+    If the root has failed, the lowest living rank replaces it. At a joining worker that will receive the whole state
+    later, the function returns without waiting.
     """
     from ms_kungfu.ops._sync import broadcast_parameters
 
@@ -120,12 +122,15 @@ def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
 
         from_lowest_rank(receive, preferred=root)
         claims.mark(parameters)
-        membership.state_received()  # in this program, the parameters are the whole state
+        membership.state_received()  # a program that uses this function has no other state to receive
 
 
 @contextlib.contextmanager
 def _whole_or_not_at_all(tensors: Sequence[Any]) -> Iterator[None]:
-    """Restore the tensors' previous values if their sender fails, because the next source must not send a mixture."""
+    """Restore the tensors' previous values if an error ends this context, e.g. because the source rank has failed.
+
+    Otherwise the next source rank might send a mixture of old and new values.
+    """
     for tensor in tensors:
         if getattr(tensor, "has_init", False):
             tensor.init_data()
@@ -141,9 +146,10 @@ def _whole_or_not_at_all(tensors: Sequence[Any]) -> Iterator[None]:
 def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> None:
     """Make the state equal on all workers when training begins; collective.
 
-    If parameters or buffers differ between the workers, all workers take those of the lowest rank. Values that differ
-    by design (models of asynchronous workers, moving statistics) are made equal only before their first training.
-    `data` describes the part of the data that must be equal. KungFuError if the data or programs differ.
+    If parameters or buffers differ between the workers, all workers use those of the lowest rank. Values that differ by
+    design (models of asynchronous workers, moving statistics) are made equal only once, before they are trained for the
+    first time. `data` describes what must be equal in the workers' data. Raise KungFuError if the workers' data or
+    programs differ.
     """
     tensors = [*state.parameters, *state.buffers.values()]
     by_nature = claims.replicas().union(map(id, (*state.averaged, *state.statistics)))
@@ -179,9 +185,9 @@ def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> 
 
 
 def compare_contents(dataset: Shares) -> None:
-    """Compare the data of workers that begin, or resume, together; collective.
+    """Compare the samples of workers that begin or resume training together; collective.
 
-    KungFuError, at all these workers, if the same sample number stands for different content at two workers. If a
+    Raise KungFuError at all these workers if the sample with the same number has different content at two workers. If a
     worker has no contents to compare, the contents aren't recorded as equal.
     """
     own = dataset.contents
@@ -195,7 +201,7 @@ def compare_contents(dataset: Shares) -> None:
         first = min(everyones)
         others = [rank for rank, each in everyones.items() if contents.differing([everyones[first], each])]
         apart = contents.difference(everyones.values())
-        if not apart:  # some workers may compare all samples, and others only some samples
+        if not apart:  # some workers may have hashed all samples, and others only some of them
             return
         raise KungFuError(
             f"ElasticDataset: {apart} at rank {first} differ from those at rank "
@@ -204,14 +210,14 @@ def compare_contents(dataset: Shares) -> None:
 
 
 def _tell_of_other_data(everyones: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raise KungFuError that describes the first difference in the workers' data."""
+    """Raise a KungFuError that describes the first difference between the workers' data."""
     for what, groups in differing(everyones).items():
         told = " and ".join(f"{value} at rank {', '.join(map(str, ranks))}" for value, ranks in groups.items())
         raise KungFuError(f"the workers' data differ: {what} {told}; start all workers with the same data")
 
 
 def _check_programs(fingerprints: Mapping[int, int], parameters: Iterable[Any]) -> None:
-    """Compare the fingerprints of the workers' programs; collective if they differ."""
+    """Raise KungFuError if the workers' programs have different fingerprints; collective in that case."""
     if len(set(fingerprints.values())) > 1:
         raise KungFuError(first_difference(gather_json(described(parameters), "kungfu/state/names")))
 
@@ -238,16 +244,17 @@ def first_difference(everyones: Mapping[int, Sequence[str]]) -> str:
 
 @membership.traced("state transfer")
 def share_state(state: TrainingState) -> bool:
-    """Transfer the state to joining workers after a change of membership; collective.
+    """Transfer the state to joining workers after a change of the cluster; collective.
 
-    Return whether this worker received the state.
+    Return whether this worker has received the state.
 
-    First the `averaged` tensors become the mean over the workers that have trained. Parameters are sent to every
-    worker; workers that stay already have the same values. If the models differ by design (an optimizer that averages
-    models), workers that stay keep their own parameters. Components are restored at joining workers only.
+    First, the `averaged` tensors become the mean over the workers that have trained. Then the parameters are sent to
+    every worker. The workers that were members before already have the same values; but if the models differ by design
+    (with an optimizer that averages models), these workers keep their own parameters. Components are restored only at
+    joining workers.
 
-    At a joining worker in an earlier call of training, the function returns at once. The others wait until that worker
-    reaches their call.
+    If a joining worker is in an earlier training call than the others, the function returns there without waiting. The
+    other workers wait until that worker reaches their call.
     """
     joining = membership.is_joining()
     turn, lacking = _agree_on_purpose(_FOR_STATE, joining, state.parameters, state.call)
@@ -276,13 +283,14 @@ def share_state(state: TrainingState) -> bool:
 
 
 class StateLostError(KungFuError):
-    """No living rank has the state that the other ranks need."""
+    """All ranks that had the training state have failed."""
 
 
 def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, preferred: int | None = None) -> Received:
-    """Receive from the lowest living rank that is `able`, or from the `preferred` rank if it is able; collective.
+    """Receive data from the lowest living rank that is able to send it; collective.
 
-    If the sender fails meanwhile, the next able rank replaces it. StateLostError, at all ranks, if no rank is able.
+    `able`: whether this rank can send the data. If the rank `preferred` is able, it sends instead. If the sender fails
+    during the transfer, the next able rank replaces it. Raise StateLostError at all ranks if no rank is able.
     """
 
     def choose(answers: Mapping[int, Array]) -> int:
@@ -297,15 +305,16 @@ def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, pref
 
 
 def average(tensors: Sequence[Any], counted: bool = True) -> None:
-    """Average each tensor over the workers that are `counted`, in place, with the same result everywhere; collective.
+    """Average each tensor over the workers, in place, with the same result at every worker; collective.
 
-    The sum is in float64, so that the mean of equal values of a smaller dtype is exactly that value.
+    `counted`: whether this worker's values contribute. The sum is computed in float64, so that the mean of equal values
+    of a smaller dtype is exactly that value.
     """
     if not tensors or runtime.current_cluster_size() == 1:
         return
     values = [t.asnumpy().astype(np.float64).ravel() for t in tensors]
     row = np.concatenate([*values, [1.0]])
-    # The values of an uncounted worker are arbitrary, perhaps infinite.
+    # Send zeros if this worker doesn't contribute, because its values are arbitrary and may be infinite.
     total = comm.all_reduce(row if counted else np.zeros_like(row), name="kungfu/state/averages")
     if total[-1] == 0:
         return  # all ranks with the training state have failed; the state transfer reports that
@@ -315,15 +324,15 @@ def average(tensors: Sequence[Any], counted: bool = True) -> None:
 
 
 def broadcast_tensors(state: TrainingState, root: int, keep: bool = False) -> None:
-    """Copy the root's parameters and buffers into each worker's, in place; collective.
+    """Copy the root's parameters and buffers into those of each worker, in place; collective.
 
-    With `keep` this worker's parameters stay as they are.
+    With `keep`, this worker's parameters don't change.
     """
     from ms_kungfu.ops._sync import broadcast_parameters
 
     broadcast_parameters(list(state.parameters), root, "kungfu/state/parameters", keep)
     for name, buffer in state.buffers.items():
-        # Don't use the kernel: it supports only Parameters, because another tensor may share its memory.
+        # The broadcast kernel supports only Parameters, because other tensors may share their memory.
         values = buffer.asnumpy()
         content = np.frombuffer(values.tobytes(), dtype=np.uint8)
         received = comm.broadcast(content, root=root, name=f"kungfu/state/buffer/{name}")

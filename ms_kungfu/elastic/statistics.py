@@ -1,7 +1,7 @@
-"""The statistics of this worker's steps, for the job's event log.
+"""Collect statistics of this worker's steps for the job's event log.
 
-Per step, the statistics cost two reads of the clock and a few additions. They are reported about once a second, at the
-end of a step.
+In each step, this takes two reads of the clock and a few additions. About once a second, at the end of a step, the
+worker reports the statistics.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from ms_kungfu.elastic.program import Training
 from ms_kungfu.monitoring.monitor import number_of
 
 _REPORT_S = 1.0
-_MOST_RANKS = 64  # up to this number of ranks, each reports once a second; with more, each reports less often
+_MOST_RANKS = 64  # if there are more ranks than this, each rank reports less often than once a second
 
 
 class StepStatistics:
-    """The statistics of one training. `training`: has the optimizers and the dataset; `measuring`: the monitor."""
+    """The statistics of this worker's steps.
+
+    `training` provides the optimizers and the dataset, and `measuring` provides the monitor.
+    """
 
     def __init__(self, training: Training, measuring: Measuring) -> None:
         self._training, self._measuring = training, measuring
         self.epochs: int | None = None
-        """The number of epochs in this call of training, if it is known."""
+        """The number of epochs in this training call; None if it isn't known."""
         self.last_step: int | None = None
-        """The last step of this call, if a program without an ElasticDataset knows it."""
+        """The number of this training call's last step, for programs without an ElasticDataset; None if unknown."""
         self._began: float | None = None  # when the current step began; None before the first step
         self._took, self._step = 0.0, 0  # duration and number of the step that has just ended
         self._is_first = True
@@ -44,7 +47,7 @@ class StepStatistics:
             self._collectives, self._spent = member.core.traffic()[3], dict(member.spent)
 
     def mark(self) -> None:
-        """Record that a step ends now, before the workers agree on it."""
+        """Record that a step ends now. Called before the workers agree on whether the step is valid."""
         began = self._began
         _core.trace_step_ends(self._training.step)
         self.resume()
@@ -53,18 +56,19 @@ class StepStatistics:
         self._took = 0.0 if began is None else self._began - began
 
     def resume(self) -> None:
-        """Record that the next step begins now. The time since the last step belongs to no step."""
+        """Record that the next step begins now. The time since the end of the last step doesn't count."""
         is_first, self._began = self._began is None, membership.monotonic()
         _core.trace_step_begins()
         if is_first:
             self._clear()
 
     def committed(self, step: int, samples: int | None, trained: int | None, loss: Any) -> None:
-        """Count the step that ended at `mark`, which is now final.
+        """Count the step that ended when `mark` was called. The workers have now committed it.
 
-        `samples`: this worker's; `trained`: all workers', if known.
+        `samples`: the number of samples that this worker trained. `trained`: the number of samples that all workers
+        trained; None if it isn't known.
         """
-        if self._is_first:  # the beginning of the first step isn't known
+        if self._is_first:  # nothing is known about when the first step began
             return
         self._times.append(self._took)
         self._samples += samples or 0
@@ -76,12 +80,12 @@ class StepStatistics:
             self._report(loss)
 
     def report_rest(self) -> None:
-        """Report the steps since the last report now, because training may end here."""
+        """Report the steps since the last report now. Called when training may end."""
         if self._times:
             self._report(None)
 
     def end(self) -> None:
-        """Report the last steps, because training is over."""
+        """Report the last steps. Called when training has ended."""
         self.report_rest()
         self._began = None
         self._clear()
@@ -112,14 +116,14 @@ class StepStatistics:
         self._clear()
 
     def _of_all(self, loss: Any) -> dict[str, Any]:
-        """Return the values that one worker reports for all workers."""
+        """Return the values that only the lowest rank reports, for all workers."""
         training, dataset = self._training, self._training.dataset
         found: dict[str, Any] = {"total_steps": self.last_step}
         if self.epochs is not None:
             found.update(epochs=self.epochs, epoch=min(training.epoch + 1, self.epochs))
             if dataset is not None and not training.asynchronous:
                 found["total_steps"] = training.step + steps_left(dataset, self.epochs - training.epoch)
-        # The program may pass anything as its loss, and an error here must not end training.
+        # The program may pass any object as its loss, and an error here must not end training.
         with contextlib.suppress(Exception):
             number = number_of(loss)
             found["loss"] = number if math.isfinite(number) else None if loss is None else str(number)

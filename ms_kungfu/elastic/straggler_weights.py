@@ -1,4 +1,4 @@
-"""Assign fewer shards to slow workers. The results' bits don't depend on the assignment."""
+"""Compute weights that assign fewer shards to slow workers. The results' bits don't depend on the assignment."""
 
 from __future__ import annotations
 
@@ -7,30 +7,34 @@ import numpy as np
 from ms_kungfu import _core, membership
 from ms_kungfu.agreement import gather_living
 
-_GAIN = 1.1  # a new partition must shorten a step by this factor, because it has a cost
+_GAIN = 1.1  # new weights must shorten a step by at least this factor, because changing the partition has a cost
 
 
 def speeds(seconds: dict[int, float], size: int) -> list[int]:
-    """Return each rank's speed as an integer, computed from its seconds per shard. The fastest rank has 1000. Pure.
+    """Return each rank's speed as an integer. The fastest rank has the speed 1000. Pure.
 
-    A rank without a time has the speed 1000.
+    `seconds` maps ranks to their seconds per shard. A rank that isn't in `seconds` has the speed 1000.
     """
     least = min(seconds.values())
     return [max(1, round(1000 * least / seconds[rank])) if rank in seconds else 1000 for rank in range(size)]
 
 
 def longest(shards: int, seconds: dict[int, float], weights: list[int]) -> float:
-    """Return the time at which the last worker finishes a step with these weights ([]: even assignment). Pure."""
+    """Return the time that the slowest worker needs for its shards if the shards are assigned by `weights`. Pure.
+
+    If `weights` is empty, each worker gets about the same number of shards.
+    """
     members = sorted(seconds)
     mine = [weights[rank] for rank in members] if weights else []
     return max(len(_core.partition_shards(shards, members, mine, rank)) * seconds[rank] for rank in members)
 
 
 class StragglerWeights:
-    """Measure the time per shard at this worker, and agree with the others on the weights of the partition.
+    """Measure the time per shard at this worker, and agree with the other workers on the weights for the partition.
 
-    The workers agree in the second, fourth and eighth step of a cluster version, and in every sixteenth step. The
-    agreement gathers 8 bytes per rank. It requires several workers, and more shards than workers.
+    The workers agree in the second, fourth and eighth step of a cluster version, and in every sixteenth step. For this,
+    they gather 8 bytes per rank. They don't agree if there is only one worker, or if there are no more shards than
+    workers.
     """
 
     def __init__(self) -> None:
@@ -41,16 +45,16 @@ class StragglerWeights:
     def step_end(self, version: int, size: int, shards: int, weights: list[int], counts: bool = True) -> list[int]:
         """Return the weights for the next steps; collective.
 
-        `counts`: whether this worker's time consists of computation only. If a shard was the first of its shape, the
-        time includes compiling that shape.
+        `counts`: whether to count this worker's time in this step. The caller passes False if the step computed a shard
+        of a new shape, because the time then includes compiling that shape.
         """
         if version != self._version:
             self._version, self._steps = version, 0
             self._seconds = self._shards = 0.0
-            weights = []  # the ranks may belong to other workers now
+            weights = []  # after a change of the cluster, other workers may have these ranks
         self._steps += 1
         seconds, computed = membership.current().core.shard_pace()
-        if self._steps > 1 and counts:  # the first step has additional work
+        if self._steps > 1 and counts:  # don't count the first step, which has additional work
             self._seconds, self._shards = self._seconds + seconds, self._shards + computed
         if size == 1 or shards <= size or (self._steps not in (2, 4, 8) and self._steps % 16):
             return weights

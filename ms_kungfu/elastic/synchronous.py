@@ -1,4 +1,4 @@
-"""Synchronous steps: the workers commit or undo each step together, measure it, and then change the cluster if due."""
+"""Run synchronous steps: the workers commit or undo each step together. Then the cluster changes if this is due."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ms_kungfu.membership import Change
 
 @dataclass
 class SynchronousSteps:
-    """The synchronous steps of one training at one worker. `size_after` is the schedule's function."""
+    """The synchronous steps of one worker. `size_after` maps a step to the size that the schedule requests there."""
 
     training: Training
     size_after: Callable[[int], int | None]
@@ -31,16 +31,16 @@ class SynchronousSteps:
     def __post_init__(self) -> None:
         self.misuse_warnings = MisuseWarnings()
         self.last = LastStep(lambda: self.training.training_state)
-        self._are_told = False  # whether the caller announces the beginning of each step
+        self._are_told = False  # whether the program calls `begin` at the beginning of each step
 
     def begin(self) -> None:
-        """Begin the next step of the program."""
+        """Begin a step. Called only if the program announces the beginning of each step."""
         self._are_told = True
         if not self.training.should_stop:
             self.last.begins()
 
     def follow(self) -> None:
-        """Prepare for the next step after the previous step's changes were carried out."""
+        """Prepare the next step, after the changes that were due after the last step were carried out."""
         if self.training.should_stop:
             return
         self.measuring.ask("before_step")
@@ -49,7 +49,7 @@ class SynchronousSteps:
             self.last.begins()
 
     def step_end(self, loss: Any, samples: int | None) -> Change:
-        """End the step that `training` has counted; collective."""
+        """End the step whose number is `training.step`; collective."""
         step, dataset = self.training.step, self.training.dataset
         self.changes.statistics.mark()
         if not self.last.ended(step):
@@ -67,7 +67,8 @@ class SynchronousSteps:
         self.measuring.step_end(loss, samples, trained)
         self.changes.statistics.committed(step, samples, trained, loss)
         self.measuring.ask("after_step")
-        # Write the checkpoint before a change: it requires all workers, and joining workers don't know that it is due.
+        # Write the checkpoint before the cluster changes. It requires all workers, and a joining worker wouldn't know
+        # that the checkpoint is due.
         if self.checkpoints.is_due(step):
             self.checkpoints.write(step)
         change = self.changes.change_to(self.size_after(step), behind_a_step=True)
@@ -76,13 +77,13 @@ class SynchronousSteps:
         return change
 
     def epoch_end(self) -> None:
-        """End an epoch of the loop."""
+        """End an epoch."""
         if self.training.dataset is not None and self.training.step == self.training.first_step:
             self.misuse_warnings.without_steps()
         self.measuring.ask("after_epoch")
 
     def _do_again(self) -> Change:
-        """Undo the step, so that it has no effect and can run again."""
+        """Undo the step, so that the workers can repeat it."""
         self.training.step -= 1
         participants = self.last.take_participants()
         if self.training.dataset is not None:

@@ -1,4 +1,4 @@
-"""Training that continues while the cluster changes, for training loops and for `KungFuElasticCallback`."""
+"""Continue training while the cluster changes, in training loops and in `KungFuElasticCallback`."""
 
 from __future__ import annotations
 
@@ -49,31 +49,41 @@ class ElasticTraining:
 
     Args:
         trained: everything that training changes: cells, optimizers, lists of Parameters, or objects
-            that hold Parameters (a ``DynamicLossScaler``). MindSpore's schedulers of an optimizer in
-            `trained` are found automatically; pass your own schedulers.
-        schedule: ``{step: size}``, ``"10:2,20:4"`` (2 workers once 10 steps are done, ...) or a
-            function of the step that returns a size or None. None: only the config server decides.
-        wait: whether a step of the schedule waits until the cluster has the size, as in KungFu.
-        dataset: the `ElasticDataset` that the loop reads. At a joining worker it continues from the
-            others' position. Its iterators end when training ends for this worker.
-        loss_scale_manager: a host-side loss scale manager whose numbers are part of the state.
-        components: further state of the program, see `ms_kungfu.elastic.state`.
-        lr_rule: how the learning rates follow the size: ``"none"``, ``"linear"``, ``"sqrt"``, or a
-            function ``(size, start_size) -> factor``; see the docstring of `ms_kungfu.elastic`.
-        averaged: the Parameters and buffers that differ between workers by design. They are averaged
-            at each change and before a checkpoint. None: the moving means and variances of MindSpore's
-            normalization cells. ``()``: none; a resize then continues with the lowest rank's values.
+            that contain Parameters (such as a ``DynamicLossScaler``). If MindSpore's schedulers drive
+            an optimizer in `trained`, they are found automatically. Pass your own schedulers.
+        schedule: ``{step: size}``, ``"10:2,20:4"`` (2 workers as soon as 10 steps are done, ...) or a
+            function of the step that returns a size or None. If `schedule` is None, only the config
+            server resizes the cluster.
+        wait: whether the step of a schedule entry waits until the cluster has the entry's size, as in
+            KungFu.
+        dataset: the `ElasticDataset` that the loop reads. At a joining worker, it continues from the
+            other workers' position. Its iterators end when training ends for this worker.
+        loss_scale_manager: a loss scale manager that is a plain Python object. Its numbers become part
+            of the training state.
+        components: further state of the program; see `ms_kungfu.elastic.state`.
+        lr_rule: how the learning rates depend on the cluster size: ``"none"``, ``"linear"``,
+            ``"sqrt"``, or a function ``(size, start_size) -> factor``. See the docstring of
+            `ms_kungfu.elastic`.
+        averaged: the Parameters and buffers that differ between workers by design. They are averaged at
+            each change of the cluster and before a checkpoint. None means the moving means and
+            variances of MindSpore's normalization cells. With ``()`` nothing is averaged, and training
+            continues with the lowest rank's values after a resize.
         checkpoint_dir: the folder of the checkpoints, at all workers (`ms_kungfu.elastic.checkpoint`).
-        checkpoint_every: number of steps between checkpoints; None writes no checkpoints.
-        keep_checkpoints: number of checkpoints to keep.
+        checkpoint_every: the number of steps between checkpoints. With None, no checkpoints are written
+            automatically.
+        keep_checkpoints: the number of checkpoints to keep.
         resume: whether to start from the newest checkpoint in `checkpoint_dir`, if there is one. The
-            number of workers may differ. If false, a folder with checkpoints is rejected.
-        prepare: a function that a joining worker calls before it joins, to compile its first step.
+            number of workers may have changed since then. If false, a folder with checkpoints is
+            rejected.
+        prepare: a function that compiles the first step. A joining worker calls it before it joins.
         policy: one `Policy` or several (docs/policies.md). Their size requests override the schedule.
-        monitor: the monitor of the steps (docs/monitoring.md). Policies create one if it is None.
-        evict: evicts workers for a policy. One worker calls this function with their ranks.
-        total_samples: the samples trained by the end of training; policies use it, `epochs` sets it.
-        asynchronous: whether workers run their steps independently. None: the optimizers decide.
+        monitor: the monitor of the steps (docs/monitoring.md). If it is None and there are policies, a
+            monitor is created for them.
+        evict: a function that evicts workers for a policy. One worker calls it with their ranks.
+        total_samples: the number of samples that will have been trained when training ends, for
+            policies. By default, `epochs` computes it.
+        asynchronous: whether workers run their steps independently. With None, this depends on the
+            optimizers.
 
     Raises:
         ValueError, TypeError: at each worker, for wrong arguments, before any communication.
@@ -110,17 +120,21 @@ class ElasticTraining:
         self.dataset = dataset
         self._options = options
         self.step = 0
-        """Steps done since training started, including those before this worker joined."""
+        """The number of steps done since training started, including the steps before this worker joined."""
         self.first_step = 0
-        """The value of `step` when the current call of training began."""
+        """The value of `step` when the current training call began."""
         self.epoch = 0
-        """Epochs done in the current call of training."""
+        """The number of epochs done in the current training call."""
         self.should_stop = False
-        """Whether the loop should stop: this worker has left or isn't in training yet, or a stop was agreed on."""
+        """Whether the loop should stop.
+
+        It should if this worker has left, if its state belongs to a later training call, or if the
+        workers have agreed to stop.
+        """
         self.before_checkpoint: Callable[[], None] = lambda: None
         """A collective function that is called before a checkpoint, to agree on a value in the checkpoint."""
         self.carries_more = bool(components)
-        """Whether the program has passed its own components, so that it needs no warning about missing state."""
+        """Whether the program has passed its own components, so that no warning about missing state is needed."""
         self.optimizers = inventory.collect_optimizers(trained)
         """The MindSpore optimizers among the trained objects, without optimizers inside another optimizer."""
         self._measuring = measuring = Measuring(self, options, total_samples)
@@ -141,7 +155,7 @@ class ElasticTraining:
 
     @property
     def wanted_size(self) -> int:
-        """The size that a policy has requested and the cluster hasn't reached, or else the current size."""
+        """The size that a policy has requested, until the cluster reaches it; otherwise the current size."""
         return self._measuring.wanted_size
 
     @property
@@ -151,12 +165,12 @@ class ElasticTraining:
 
     @property
     def components(self) -> list[state.Component]:
-        """The components of the state: everything except Parameters and buffers."""
+        """The components of the state, that is, everything except Parameters and buffers."""
         return self.carried.components
 
     @property
     def training_state(self) -> TrainingState:
-        """The whole state that decides the next step."""
+        """The complete state that determines the next step."""
         return self.carried.state()
 
     @property
@@ -167,19 +181,20 @@ class ElasticTraining:
     def average_statistics(self) -> None:
         """Average the tensors that differ between the workers by design, such as moving statistics.
 
-        Afterwards an evaluation has the same result at each worker. The method is collective,
-        between steps. If each worker trains a separate model, call it after the optimizer's
-        `merge`, because the statistics belong to that model.
+        Afterwards an evaluation has the same result at each worker. The method is collective. Call it
+        between steps. If each worker trains a separate model, call it after the optimizer's `merge`,
+        because the averaged statistics belong to the merged model.
         """
         if not runtime.detached() and not is_behind():
             state_transfer.average(self.averaged)
 
     def begin(self) -> None:
-        """Start a call of training; a joining worker receives the state here.
+        """Start a training call; a joining worker receives the state here.
 
-        The method is collective. The others may be in a later call (``for ...: model.train(1, ...)``).
-        Until the joining worker reaches their call, `should_stop` is true there, and its dataset is
-        suspended. It receives the state in that call; until then the others wait.
+        The method is collective. The other workers may be in a later training call than the joining
+        worker (``for ...: model.train(1, ...)``). They wait until the joining worker reaches the same
+        call, and then it receives the state. Until then, the joining worker's `should_stop` is true,
+        and its dataset is suspended.
         """
         runtime.init()
         self._synchronous.misuse_warnings.look(self.carried.trained)
@@ -193,9 +208,10 @@ class ElasticTraining:
     def step_end(self, loss: Any = None, samples: int | None = None) -> Change:
         """Count a step, and carry out a change of the cluster that is due.
 
-        The method is collective, once a step. After a change, workers that joined have the state,
-        and this worker's dataset continues with its new share. The arguments are for the monitor
-        and the policies. Errors are raised at every worker.
+        The method is collective; every worker calls it once per step. After a change of the cluster,
+        the joining workers have the state, and this worker's dataset continues with its new share of
+        the samples. The arguments are for the monitor and the policies. Errors are raised at every
+        worker.
 
         Args:
             loss: this worker's loss, a number or a tensor.
@@ -206,7 +222,7 @@ class ElasticTraining:
             What changed, and whether the step was undone (docs/recovery.md).
 
         Raises:
-            ResizeError: if a requested size isn't possible; the cluster doesn't change.
+            ResizeError: if a requested size isn't possible. The cluster doesn't change.
             DivergenceError: if workers differ in a value that must be equal on all workers.
             ValueError: if a policy's decision can't be carried out here.
             KungFuError: if no living worker has the training state, or a step can't be undone.
@@ -217,7 +233,7 @@ class ElasticTraining:
         program.current().resuming = False
         from ms_kungfu.ops import wait_for_queue  # loads MindSpore; importing this module doesn't
 
-        # Operations that PyNative mode has queued belong to this step, and to its cluster version.
+        # Wait, because operations that PyNative mode has queued belong to this step and to its cluster version.
         wait_for_queue()
         self.step += 1
         membership.step_ended(self.step)
@@ -230,9 +246,10 @@ class ElasticTraining:
     def step_begin(self) -> None:
         """Begin a step, and save the state that is restored if the step is undone.
 
-        The saved state includes what the program has set before, such as a learning rate or clipped
-        weights. With an `ElasticDataset`, a step begins automatically at its first batch. Without
-        one, it begins when the previous `step_end` returns, unless the loop calls this method.
+        The saved state includes what the program has changed before this call, such as a learning rate
+        or clipped weights. With an `ElasticDataset`, a step begins automatically at its first batch.
+        Without an `ElasticDataset`, a step begins when the previous `step_end` returns, unless the loop
+        calls this method.
         """
         self._synchronous.begin()
 
@@ -240,30 +257,31 @@ class ElasticTraining:
         """Request that training end at all workers after the same step.
 
         A single worker may request the stop. All workers agree on the stop in the next `step_end`, which
-        may be in the next epoch. Afterwards `should_stop` is true. Asynchronous workers leave their loop
-        instead, as `end` ends training for all.
+        may be in the next epoch. Afterwards `should_stop` is true. An asynchronous worker should leave its
+        loop instead of calling this method, because `end` then ends training for all workers.
         """
         self.changes.stop_asked = True
 
     def agree_on_stop(self) -> bool:
         """Return whether to stop at this end of an epoch, because a worker has requested a stop.
 
-        The method is collective. Right after a change of the cluster, the workers don't agree here, because
-        workers that joined may not be at the end of this epoch. They agree at the end of the next step
-        instead.
+        The method is collective. Directly after a change of the cluster, workers that have joined may
+        not be at the end of this epoch. So the workers don't agree here, but at the end of the next step.
         """
         if not self.asynchronous and not self.should_stop:
             self.changes.agree_on_stop()
         return self.should_stop
 
     def epoch_begin(self) -> None:
-        """Notify the policies that an epoch begins; `epochs` does so automatically."""
-        # A joining worker enters an epoch that the others have already begun.
+        """Notify the policies that an epoch begins; `epochs` calls this method automatically."""
+        # A joining worker enters an epoch that the other workers have already begun.
         if not self.should_stop and not program.current().resuming:
             self._measuring.ask("before_epoch")
 
     def checkpoint(self) -> None:
-        """Write the state to `checkpoint_dir`, in the background, between steps; collective.
+        """Write the state to `checkpoint_dir` in the background; collective.
+
+        Call this method between steps.
 
         Raises:
             ValueError: if workers are asynchronous; use `checkpoint_every` instead.
@@ -273,17 +291,18 @@ class ElasticTraining:
         self._checkpoints.write(self.step)
 
     def epoch_end(self) -> None:
-        """Count an epoch; `epochs` does so automatically."""
+        """Count an epoch; `epochs` calls this method automatically."""
         program.current().resuming = False
         if not self.should_stop:
             self.epoch += 1
             self._synchronous.epoch_end()
 
     def end(self) -> None:
-        """End the call of training; if the workers are asynchronous, it ends for all workers.
+        """End the training call; if the workers are asynchronous, end it for all workers.
 
-        The method is collective; `epochs` calls it. It notifies the policies, closes the monitor's files,
-        and writes the last checkpoint again if its writer failed before it was complete.
+        The method is collective, and `epochs` calls it automatically. It notifies the policies, and closes
+        the monitor's files. If the worker that wrote the last checkpoint failed before the file was
+        complete, another worker writes a checkpoint.
 
         Raises:
             DivergenceError: at every worker, if workers differ in a value that must be equal.
@@ -298,19 +317,20 @@ class ElasticTraining:
     def check_sameness(self) -> None:
         """Raise DivergenceError at every worker if workers differ in a value that must be equal.
 
-        The method is collective, between steps. `end` calls it automatically. During training each
-        value is checked once in a hundred steps.
+        The method is collective. Call it between steps; `end` calls it automatically. During training,
+        each value is checked once every hundred steps.
         """
         self.changes.check_sameness()
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield the remaining epochs, out of `count`, of a call of training.
+        """Yield the epochs of a training call that has `count` epochs.
 
-        The method calls `begin`, then yields ``range(count)``; at a joining worker it starts with the
-        others' epoch. It also yields an epoch that hasn't ended although all of its steps are done. A
-        worker that joins or resumes there gets no batch, but runs the code after the batches.
+        The method calls `begin`, and then yields ``range(count)``. At a joining worker, it starts with
+        the other workers' current epoch. This may be an epoch whose steps are all done but which hasn't
+        ended. A worker that joins or resumes there gets no batch, but runs the code after the batches.
 
-        Without a dataset, the cluster changes only between epochs, not in the last one (docs/loops.md).
+        Without a dataset, the cluster changes only between epochs, and not after the last epoch
+        (docs/loops.md).
         """
         between = self.dataset is None and not self.asynchronous
         self.changes.expect_epochs(count)
@@ -331,6 +351,6 @@ class ElasticTraining:
                 if between and self.epoch < count and not self.should_stop:
                     self.changes.change_to()
                     self._synchronous.follow()
-        finally:  # the program may leave its loop by `break`, and continue with another kind of loop
+        finally:  # the program may leave this loop with `break`, and continue with another kind of loop
             self.changes.leave_loop(between)
         self.end()

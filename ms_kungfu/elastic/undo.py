@@ -1,13 +1,13 @@
 """Undo a step with several gradient reductions if a worker fails between two of them.
 
-Each reduction is complete, and has the same result at all survivors. If an update follows each reduction (e.g. a GAN's
-two optimizers), a worker that fails in between contributes only to the first update. Its samples are then partly
-trained. All survivors detect this at the end of the step, from the generations in which the step's reductions ended.
-These generations are the same at all survivors. The survivors restore the Parameters and buffers from before the step,
-assign its samples again, and don't count the step.
+Each single reduction is complete, and has the same result at all survivors. But if an update follows each reduction, as
+with a GAN's two optimizers, a worker that fails between the reductions contributes only to the first update. Then only
+one of the two updates uses its samples. At the end of the step, all survivors detect this from the generations in which
+the step's reductions ended. These generations are the same at all survivors. The survivors restore the Parameters and
+buffers to their values before the step, assign the step's samples again, and don't count the step.
 
-Undoing requires a copy of the state before each step. A training makes the copies only if it has several gradient
-reducers, or has had a step with several reductions.
+To undo a step, a worker needs a copy of the state before the step. Workers make such copies only if training uses
+several gradient reducers, or after the first step with several reductions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class LastStep:
-    """The state of a training before its current step, which can be restored."""
+    """The training state before the current step, from which the state can be restored."""
 
     def __init__(self, now: Callable[[], TrainingState]) -> None:
         self._now = now
@@ -39,15 +39,15 @@ class LastStep:
 
     def watch(self, trained: Any) -> None:
         """Find out whether the trained objects contain several gradient reducers."""
-        # Steps with shards are never undone, so they need no copy.
+        # Ignore reducers that leave the reduction to shards: steps with shards are never undone, so they need no copy.
         self._several = len(inventory.reducers(trained, left_to_shards=False)) > 1
 
     def begins(self) -> None:
-        """Begin a step, unless it has begun already, and save the state that may have to be restored."""
+        """Begin a step, and save the state that may have to be restored. Do nothing if the step has already begun."""
         if self._begun:
             return
         self._begun = True
-        self._reductions.take_commits()  # drop reductions outside of steps
+        self._reductions.take_commits()  # don't count reductions outside of steps
         if self._several and runtime.current_cluster_size() > 1:
             now = self._now()
             # Copy, because asnumpy shares the memory to which the step writes.
@@ -55,7 +55,10 @@ class LastStep:
             self._host = [(c.restore, c.capture()) for c in now.components if c.name == "loss_scale"]
 
     def ended(self, step: int) -> bool:
-        """Return whether the step is valid; if not, restore the state before it. The result is equal at all workers."""
+        """Return whether the step is valid. If it isn't, restore the state before the step.
+
+        All workers get the same result.
+        """
         commits, partly = self._reductions.take_commits()
         self._several, self.reductions = self._several or commits > 1, commits
         kept, host = (self._kept, self._host) if self._begun else (None, [])
@@ -66,8 +69,8 @@ class LastStep:
         if kept is None:
             raise KungFuError(
                 f"step {step}: rank {ranks} failed between two gradient reductions, and the step can't be "
-                "undone: the state is saved only after a first step with several reductions, and this was "
-                "the first such step. Resume from a checkpoint"
+                "undone. ms_kungfu saves the state before a step only if an earlier step had several "
+                "reductions, and none had. Resume from a checkpoint"
             )
         for tensor, values in kept:
             inventory.assign(tensor, values)
@@ -83,5 +86,5 @@ class LastStep:
         return False
 
     def take_participants(self) -> list[int]:
-        """Return the ranks whose samples the step has trained."""
+        """Return the ranks whose samples were used in the last step."""
         return self._reductions.take_participants()

@@ -1,4 +1,4 @@
-"""Measure training while it runs: docs/monitoring.md.
+"""Measure training while it runs; see docs/monitoring.md.
 
 ::
 

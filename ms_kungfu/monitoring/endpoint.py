@@ -1,4 +1,4 @@
-"""Serve the last record of the monitor to Prometheus."""
+"""Serve the monitor's last record to Prometheus."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ms_kungfu.monitoring.record import StepRecord
 
 _log = logging.getLogger("ms_kungfu.monitoring")
 
-# metric name, help text, and the function that reads the value from a record
+# Each entry: the name of the metric, its help text, and a function that reads the value from a record.
 _GAUGES: tuple[tuple[str, str, Callable[[StepRecord], float | None]], ...] = (
     ("step", "Steps done since training started.", lambda r: r.step),
-    ("cluster_size", "Workers.", lambda r: r.cluster_size),
+    ("cluster_size", "Number of workers.", lambda r: r.cluster_size),
     ("batch_size", "Samples in a step, over all workers.", lambda r: r.batch_size),
     ("trained_samples", "Samples trained since training started.", lambda r: r.trained_samples),
     ("loss", "Training loss, mean over the workers.", lambda r: r.loss),
@@ -59,13 +59,12 @@ class MetricsEndpoint:
     """Serve the last record to Prometheus at ``http://127.0.0.1:PORT/metrics``.
 
     A thread of prometheus_client serves the requests, and sleeps between them. Each worker on a
-    host
-    has its own port: the worker in slot i uses ``port + i``. By default only this machine can
-    connect; `address` changes that. A request needs no authentication.
+    host has its own port: the worker in slot i uses ``port + i``. By default, only programs on this
+    machine can connect; `address` changes that. Requests need no authentication.
 
     Args:
-        last: returns the last record, or None before the first.
-        port: the port of the host's first worker; with 0 each worker uses any free port.
+        last: a function that returns the last record, or None before the first record.
+        port: the port of the host's first worker. With 0, each worker uses any free port.
         address: the address on which the server listens.
 
     Raises:
@@ -117,8 +116,8 @@ class MetricsEndpoint:
 def _place() -> int:
     """Return this worker's slot on its host.
 
-    The slot is derived from the worker's port. No other worker on the host uses that port while this
-    worker runs.
+    The slot is computed from the worker's port. While this worker runs, no other worker on the host has
+    the same port.
     """
     own, ports = env.SELF.get(), env.PORT_RANGE.get()
     return int(own.rpartition(":")[2]) - (ports[0] if ports else 10000) if own else 0

@@ -46,24 +46,27 @@ class Monitor:
     """Measure training, and record the same figures at all workers; see docs/monitoring.md.
 
     Pass the monitor to `MonitorCallback`, `KungFuElasticCallback` or `ElasticTraining`. In any other
-    loop, call `begin` once, then `step_end` after each step. `step_end` is collective at measured
-    steps. The monitor measures the reduced gradients. If the loss is scaled, set `gradient_scale`;
-    otherwise the norms are those of the scaled gradients. The scale doesn't affect the noise scale.
+    loop, call `begin` once, and then `step_end` after each step. In measured steps, `step_end` is
+    collective. The monitor measures the reduced gradients. If the program scales the loss, set
+    `gradient_scale`; otherwise the monitor reports the norms of the scaled gradients. The scaling
+    doesn't affect the noise scale.
 
     Args:
         jsonl: a file to which rank 0 writes each record as a line of JSON. It may be a FIFO that
-            another process reads; a step waits while the FIFO is full.
-        interval: steps between two measurements. Times and bytes are the mean over these steps.
-        half_life: the measured steps after which the noise scale gives a measurement half its weight.
-        update_ratio_interval: steps between two measurements of the update-to-weight ratio, each of
-            which copies the weights; 0 for none.
-        log_interval: records between two lines in the log (logger ``ms_kungfu.monitoring``, INFO,
-            rank 0).
-        summary: an open MindSpore ``SummaryRecord`` to write to.
+            another process reads. While the FIFO is full, training waits.
+        interval: the number of steps between two measurements. Times and bytes are the mean over
+            these steps.
+        half_life: the number of measured steps after which a measurement has half its initial weight
+            in the noise scale.
+        update_ratio_interval: the number of steps between two measurements of the update-to-weight
+            ratio; 0 turns these measurements off. Each measurement copies the weights.
+        log_interval: the number of records between two lines in the log. Rank 0 writes these lines to
+            the logger ``ms_kungfu.monitoring`` at level INFO.
+        summary: an open MindSpore ``SummaryRecord``, to which the monitor writes each record.
         metrics_port: the first port of `MetricsEndpoint`; by default ``KUNGFU_METRICS_PORT``.
         sinks: functions that every worker calls with each record.
-        gradients: identifies the all-reduces that reduce gradients: their names have this part between
-            two slashes.
+        gradients: identifies the all-reduces that reduce gradients. Their names contain this text
+            between two slashes.
     """
 
     def __init__(
@@ -85,11 +88,11 @@ class Monitor:
         self.gradient_scale = 1.0
         """The factor by which the reduced gradients are larger than the gradients of the unscaled loss."""
         self.step = 0
-        """Steps done since training started."""
+        """The number of steps done since training started."""
         self.trained_samples = 0
         self.last: StepRecord | None = None
         """The newest record."""
-        # A replay doesn't overwrite the first run's measurements.
+        # A replay must not overwrite the measurements of the original run.
         self._jsonl = None if jsonl is None or env.REPLAY.get() is not None else Path(jsonl)
         self._file: Any = None
         self._sinks = list(sinks)
@@ -101,7 +104,7 @@ class Monitor:
         self._gradients = gradients
         self._metrics_port = metrics_port
         self._endpoint: Any = None
-        self._steps = self._samples = 0  # steps and samples since the last record
+        self._steps = self._samples = 0  # the numbers of steps and samples since the last record
         self._began = 0.0  # when the first step after the last record began
         self._traffic: tuple[int, int, float, float, list[int]] = (0, 0, 0.0, 0.0, [0])
         self._resize_seconds: float | None = None
@@ -116,8 +119,8 @@ class Monitor:
         """Begin to measure, at the start of training or after a change of the cluster.
 
         Args:
-            weights: the Parameters whose updates are measured.
-            step: the number of steps done since training started; None keeps the monitor's own
+            weights: the Parameters whose updates the monitor measures.
+            step: the number of steps done since training started. With None, the monitor uses its own
                 count.
         """
         runtime.init()
@@ -128,7 +131,7 @@ class Monitor:
         self._go_on()
 
     def resized(self, seconds: float) -> None:
-        """Count a change of the cluster that took `seconds`, which the steps' times exclude."""
+        """Record a change of the cluster that took `seconds`; no step includes this time."""
         self._resize_seconds = seconds
         self._go_on()
 
@@ -144,20 +147,24 @@ class Monitor:
         """Count a step, and measure it if a measurement is due; collective at each `interval`-th step.
 
         Args:
-            samples: samples of this worker in the step. Without them there is no noise scale.
+            samples: the number of samples that this worker trained in the step. If it is 0, the noise
+                scale isn't measured.
             loss: this worker's loss, a number or a tensor with one element.
             learning_rate: the learning rate of this step.
-            step: the number of the step just done, 1 or more; by default the monitor counts.
-            shards: the number of samples of each shard, if the step was partitioned into shards
-                (`ElasticDataset.step_shards`). The figures of the gradients are then computed over
-                the shards, so they don't depend on the partition, and `samples` is ignored.
-            trained: samples of all workers in this step, if known (`ElasticDataset.commit`). Otherwise the
-                workers exchange their numbers; a worker that fails before the exchange isn't counted.
+            step: the number of the step that has just ended, counted from 1. By default, the monitor
+                counts the steps.
+            shards: the number of samples in each shard, if the step was partitioned into shards
+                (`ElasticDataset.step_shards`). The monitor then computes the figures of the gradients
+                over the shards, so they don't depend on the partition, and it ignores `samples`.
+            trained: the number of samples that all workers trained in this step, if it is known
+                (`ElasticDataset.commit`). Otherwise the workers exchange their numbers of samples. A
+                worker that fails before the exchange then isn't counted.
 
         Returns:
             The new record, or None if this step wasn't measured.
         """
-        # Operations that MindSpore has queued belong to this step. A NumPy program hasn't loaded ms_kungfu.ops.
+        # Wait, because operations that MindSpore has queued belong to this step. A NumPy program hasn't loaded
+        # ms_kungfu.ops.
         ops = sys.modules.get("ms_kungfu.ops")
         if ops is not None:
             ops.wait_for_queue()
@@ -193,7 +200,7 @@ class Monitor:
             self._endpoint = None
 
     def state(self) -> dict[str, Any]:
-        """Return the state that a joining worker needs to continue with the same figures, as JSON."""
+        """Return, as JSON, the state that a joining worker needs to continue with the same figures."""
         return {
             "step": self.step,
             "trained_samples": self.trained_samples,
@@ -248,15 +255,16 @@ class Monitor:
             "resize": math.nan if self._resize_seconds is None else self._resize_seconds,
         }
         trained, self._steps, self._samples = self._samples, 0, 0
-        # A living worker's row isn't all zero, since a step takes time. Ten float32 fill the message's cache line.
+        # The first entry of a living worker's row isn't 0, because a step takes time. Ten float32 values fill the cache
+        # line of the message.
         everyones = gather_living(np.array(list(own.values()), np.float32), "kungfu/monitor", nonzero=0)
         rows = np.array(list(everyones.values()), np.float64)
         told = dict(zip(own, rows.T))
         exposed, busy = told["exposed"], told["busy"]
         scale = self.gradient_scale**2
-        # With shards all workers have the same value. The mean of equal values is exactly that value.
+        # With shards, all workers have the same value, and the mean of equal values is exactly that value.
         local, reduced = float(told["squared_norm"].mean()) / scale, reduced / scale
-        if shards:  # these values don't depend on the partition
+        if shards:  # use values that don't depend on how the shards are assigned to workers
             total, average_loss = float(sum(shards)), float(told["loss"][0])
             self.trained_samples += trained
             self.noise_scale.update(local, reduced, shards)
@@ -266,7 +274,7 @@ class Monitor:
             average_loss = float(told["loss"] @ weights)
             self.trained_samples += int(told["samples"].sum())
             self.noise_scale.update(local, reduced, told["batch"].tolist())
-        communication = max(0.0, float(busy.min()))  # rounding may make it negative
+        communication = max(0.0, float(busy.min()))  # rounding may have made the time negative
         resize = float(told["resize"].max())
         self.last = record = StepRecord(
             step=self.step,
@@ -297,7 +305,7 @@ class Monitor:
     # -- update-to-weight ratio ---------------------------------------------------------------------------------------
 
     def _snapshot(self) -> None:
-        """Keep the weights before a step whose update is to be measured."""
+        """Copy the weights if the update of the next step will be measured."""
         every = self._update_ratio_interval
         due = bool(every and self._weights) and (self.step + 1) % every == 0
         if due and (self.step + 1) % self.interval == 0:
@@ -320,7 +328,8 @@ class Monitor:
         if port is not None and self._endpoint is None:
             self._endpoint = MetricsEndpoint(lambda: self.last, port)
         if self._jsonl is not None and self._file is None and self.step == 0 and runtime.current_rank() == 0:
-            # A later rank 0 appends. Keep the file open, because a FIFO's reader takes a close for the end of file.
+            # Only the first rank 0 empties the file; if another worker becomes rank 0 later, it appends. Keep the file
+            # open: if it is a FIFO, closing it would be an end of file for the reader.
             self._file = self._open_jsonl(os.O_TRUNC)
 
     def _open_jsonl(self, flag: int = 0) -> Any:
@@ -345,7 +354,7 @@ class Monitor:
 
 
 def _write_summary(summary: Any, record: StepRecord) -> None:
-    """Add a record's scalars as ``kungfu/...`` to an open SummaryRecord."""
+    """Add a record's values as scalars ``kungfu/...`` to an open SummaryRecord."""
     import mindspore as ms
 
     for name in _SUMMARY:
@@ -374,7 +383,7 @@ def describe(record: StepRecord) -> str:
 
 
 def number_of(loss: Any) -> float:
-    """Return a loss as a number. The loss may be a tensor, or the first of several outputs. NaN if there is none."""
+    """Return a loss as a number; NaN if there is no loss. The loss may be a tensor, or the first of several outputs."""
     while isinstance(loss, (tuple, list)) and loss:
         loss = loss[0]
     if loss is None or isinstance(loss, (tuple, list)):

@@ -3,12 +3,13 @@
 McCandlish, Kaplan, Amodei and the OpenAI Dota Team, "An Empirical Model of Large-Batch Training",
 2018, appendix A.1.
 
-A gradient over b samples has the expected squared norm ``|G|^2 + tr(Sigma) / b``, where G is the
-gradient over all data and Sigma the covariance of one sample's gradient. Two batch sizes yield two
-equations. Data-parallel training has two batch sizes in every step: each worker's own gradient, and
-the mean over all workers. ``tr(Sigma) / |G|^2`` is the *simple noise scale* B. If the batch is far
-smaller than B samples, doubling it saves nearly half of the steps. If it is far larger than B,
-doubling it saves almost no steps.
+A gradient over b samples has the expected squared norm ``|G|^2 + tr(Sigma) / b``. Here, G is the
+gradient over all data, and Sigma is the covariance of one sample's gradient. Measurements at two
+batch sizes give two equations for ``|G|^2`` and ``tr(Sigma)``. Data-parallel training has two batch
+sizes in every step: that of each worker's own gradient, and that of the mean over all workers.
+``tr(Sigma) / |G|^2`` is the *simple noise scale* B. If the batch is far smaller than B samples,
+doubling the batch saves nearly half of the steps. If it is far larger than B samples, doubling the
+batch saves almost no steps.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from typing import Any
 def unbiased_estimates(
     mean_local_squared: float, reduced_squared: float, batches: Sequence[float]
 ) -> tuple[float, float] | None:
-    """Estimate ``(|G|^2, tr(Sigma))`` of one step.
+    """Estimate ``(|G|^2, tr(Sigma))`` from one step.
 
     Both estimates are unbiased and very noisy; the estimate of ``|G|^2`` may be negative.
 
     Args:
         mean_local_squared: the squared norm of each worker's gradient, averaged over the workers.
-        reduced_squared: squared norm of the gradients' mean over all samples.
-        batches: the number of samples in each worker's gradient. The numbers may differ, since the
+        reduced_squared: the squared norm of the mean gradient over all samples.
+        batches: the number of samples in each worker's gradient. The numbers may differ, because the
             estimate uses the mean of their inverses.
 
-    Returns: The two estimates. None if nothing can be estimated from the step: it has only one worker,
-        a batch of 0, or norms that aren't finite (an overflow).
+    Returns: The two estimates. None if they can't be computed, because there is only one worker, a
+        batch has 0 samples, or a norm isn't finite (an overflow).
     """
     if len(batches) < 2 or min(batches) <= 0:
         return None
@@ -45,11 +46,11 @@ def unbiased_estimates(
 
 
 class NoiseScaleEstimator:
-    """Average ``|G|^2`` and tr(Sigma) separately over the steps.
+    """Average ``|G|^2`` and ``tr(Sigma)`` separately over the steps, and estimate the noise scale.
 
-    The two are averaged before they are divided, because the ratio of two noisy numbers is biased.
-    The averages are corrected for their initial value of 0. Neither number depends on the cluster's
-    size, so the averages continue across resizes.
+    The two numbers are averaged before they are divided, because the ratio of two noisy numbers is
+    biased. The averages are corrected for their initial value of 0. Neither number depends on the
+    cluster's size, so the averages continue across resizes.
 
     Source: McCandlish, Kaplan, Amodei and the OpenAI Dota Team, An Empirical Model of Large-Batch
     Training, 2018, appendix A.1.
@@ -69,7 +70,7 @@ class NoiseScaleEstimator:
         self._covariance = 0.0
         self._weight = 0.0
         self.steps = 0
-        """The number of steps that were averaged."""
+        """The number of steps that have contributed to the averages."""
 
     def update(self, mean_local_squared: float, reduced_squared: float, batches: Sequence[float]) -> bool:
         """Add a step to the averages; see `unbiased_estimates`.
@@ -77,7 +78,7 @@ class NoiseScaleEstimator:
         Args:
             mean_local_squared: the squared norm of each worker's gradient, averaged over the
                 workers.
-            reduced_squared: squared norm of the gradients' mean over all samples.
+            reduced_squared: the squared norm of the mean gradient over all samples.
             batches: the number of samples in each worker's gradient.
 
         Returns:
@@ -100,7 +101,10 @@ class NoiseScaleEstimator:
 
     @property
     def covariance_trace(self) -> float | None:
-        """tr(Sigma): one sample's gradient variance, summed over its elements; None before the first step."""
+        """``tr(Sigma)``, the variance of one sample's gradient, summed over its elements.
+
+        None before the first step.
+        """
         return self._covariance / self._weight if self._weight else None
 
     @property
@@ -116,13 +120,13 @@ class NoiseScaleEstimator:
         return self._covariance / self._squared_norm if self._squared_norm > 0 else math.inf
 
     def state(self) -> dict[str, Any]:
-        """Return the state that another worker needs to continue, as JSON."""
+        """Return, as JSON, the state that another worker needs to continue the averages."""
         return {k: v for k, v in vars(self).items() if k != "_keep"}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from another worker's `state`.
 
         Args:
-            state: the value that the worker's `state` returned.
+            state: the value that the other worker's method `state` has returned.
         """
         vars(self).update(state)

@@ -1,4 +1,4 @@
-"""The record of one step's measurements. Pure."""
+"""Define the record of one step's measurements. Pure."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ class StepRecord:
     """The measurements of one step.
 
     The workers exchange their measurements, so the record is the same at all workers, except for
-    `received_from` and `bandwidth_from`. Times are in seconds. None stands for an unknown value.
-    Examples: the loss, if the program doesn't report it, and the noise scale before the first step
-    with two workers or shards. With an `interval` of more than one step, times and bytes are the
-    mean over the steps since the last record.
+    `received_from` and `bandwidth_from`. Times are in seconds. None means that a value isn't known. For
+    example, the loss isn't known if the program doesn't report it. If the monitor measures only every
+    `interval`-th step, times and bytes are the mean over the steps since the last record.
 
     Args:
-        step: number of steps done since training started.
-        cluster_size: number of workers.
-        batch_size: number of samples in the step, over all workers.
-        trained_samples: number of samples that all workers have trained since training started.
-        loss: mean loss over the workers, weighted by their numbers of samples.
+        step: the number of steps done since training started.
+        cluster_size: the number of workers.
+        batch_size: the number of samples in the step, over all workers.
+        trained_samples: the number of samples that all workers have trained since training started.
+        loss: the mean loss over the workers, weighted by their numbers of samples.
         learning_rate: the learning rate of this step.
-        seconds: time from the end of the previous step to the end of this step, at the slowest
-            worker, without resizes.
-        compute_seconds: for each worker, the time of the step without communication. In synchronous
-            training all steps take equally long, so this field shows which worker is slow.
-        communication_seconds: time in collectives, at the worker that spent least time in them.
+        seconds: the time from the end of the previous step to the end of this step, at the slowest
+            worker. It doesn't include resizes.
+        compute_seconds: for each worker, the duration of the step without communication. In synchronous
+            training, all workers' steps take equally long, so this field shows which worker is slow.
+        communication_seconds: the time in collectives, at the worker that spent the least time in them.
             That worker arrived last, so it didn't wait for another worker.
-        exposed_seconds: the part of the time in collectives during which the program waited. The rest
-            was hidden behind the backward pass.
-        hidden_fraction: the hidden part of all workers' time in collectives, 0 to 1.
+        exposed_seconds: for how much of the time in collectives the program had to wait. The rest of
+            the time was hidden behind the backward pass.
+        hidden_fraction: the fraction of all workers' time in collectives that was hidden, 0 to 1.
         received_bytes: for each worker, the bytes that it received from all other workers.
-        received_from: bytes that this worker received from each rank.
+        received_from: the bytes that this worker received from each rank.
         bandwidth_from: `received_from` divided by `communication_seconds`, in bytes per second.
-        gradient_norm: norm of the gradient after averaging over all workers.
-        gradient_variance: mean squared distance of a worker's gradient (with shards: a shard's
-            gradient) from the mean gradient.
-        gradient_noise_scale: in samples, see `ms_kungfu.monitoring.noise_scale`; infinite if noise
-            hides the gradient.
-        update_ratio: norm of the last measured step's update, divided by the norm of the weights.
-        monitor_seconds: CPU time of monitoring, at the worker with the highest CPU time.
-        resize_seconds: duration of the last change of the cluster; None before the first change.
+        gradient_norm: the norm of the gradient after averaging over all workers.
+        gradient_variance: the mean squared distance between a worker's gradient (with shards: a shard's
+            gradient) and the mean gradient.
+        gradient_noise_scale: the noise scale in samples; see `ms_kungfu.monitoring.noise_scale`. It is
+            infinite if noise hides the gradient, and None before the first step with two workers or
+            shards.
+        update_ratio: the norm of the last measured step's update, divided by the norm of the weights.
+        monitor_seconds: the CPU time that monitoring took in the step, at the worker with the highest
+            CPU time.
+        resize_seconds: the duration of the last change of the cluster; None before the first change.
     """
 
     step: int
@@ -74,13 +75,16 @@ class StepRecord:
 
     @property
     def slowdown(self) -> float:
-        """The slowest worker's computation time, divided by the median (with two workers: by the other's)."""
+        """The slowest worker's computation time, divided by the median.
+
+        With two workers, the median is the faster worker's time.
+        """
         ordered = sorted(self.compute_seconds)
         median = ordered[(len(ordered) - 1) // 2]
         return ordered[-1] / median if median > 0 else 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON; an infinity becomes the string "inf", because JSON has no infinity."""
+        """Return the record as JSON; infinity becomes "inf", because JSON has no such number."""
         return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
 
 

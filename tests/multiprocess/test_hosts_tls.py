@@ -200,7 +200,7 @@ def test_incomplete_tls_variables_or_foreign_certificate_prevent_the_start(kungf
     two = ("-np", 2, "-H", f"{A}:1,{B}:1", "-self", A, "true")
     halves = {"KUNGFU_JOB_SECRET": JOB_SECRET, "KUNGFU_TLS_CA": str(authority.file)}
     for environment, why in (
-        (halves, "TLS requires KUNGFU_TLS_CERT and KUNGFU_TLS_KEY too; only KUNGFU_TLS_CA is set"),
+        (halves, "TLS also requires KUNGFU_TLS_CERT and KUNGFU_TLS_KEY; only KUNGFU_TLS_CA is set"),
         ({**halves, **authority.sign(B)}, f"IP address mismatch, certificate is not valid for '{A}'"),
     ):
         job = kungfu_run(*two, environment=environment)

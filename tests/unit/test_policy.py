@@ -35,7 +35,7 @@ class Wants(Policy):
         ({"global_batch_size": 8, "shards": 0}, "shards must be an integer of 1 or more, got 0"),
         ({"learning_rate": float("nan")}, "learning_rate must be a number"),
         ({"learning_rate": -0.1}, "learning_rate must be a number"),
-        ({"evict": (-1,)}, "evict must hold ranks"),
+        ({"evict": (-1,)}, "evict must contain only ranks"),
     ],
 )
 def test_a_decision_that_makes_no_sense_is_refused(changes, message):

@@ -86,7 +86,7 @@ def test_differing_tensor_is_named_with_the_ranks():
     assert "rank 1 computed one shard twice, and the gradient of 'b' differs" in difference(
         {0: [1, 2], 1: [1, 2]}, {1: [1, 3]}, names
     )
-    assert "ranks 0 and 2 computed one shard each, and the gradient of 'a' differs" in difference(
+    assert "ranks 0 and 2 computed the same shard, and the gradient of 'a' differs" in difference(
         {0: [1, 2], 2: [9, 2]}, {}, names
     )
 

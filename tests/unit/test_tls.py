@@ -35,7 +35,7 @@ def test_a_part_of_them_is_refused_by_the_names_of_the_others(given):
     missing = [name for name in _NAMES if name not in given]
     assert (
         why_not(dict.fromkeys(given, "/x"))
-        == f"TLS requires {' and '.join(missing)} too; only {' and '.join(given)} is set"
+        == f"TLS also requires {' and '.join(missing)}; only {' and '.join(given)} is set"
     )
 
 

@@ -1,4 +1,4 @@
-"""The policies of ms_kungfu: docs/policies.md.
+"""Define the policies of ms_kungfu; see docs/policies.md.
 
 The policies are pure, like their base class in `ms_kungfu.elastic.policy`.
 """

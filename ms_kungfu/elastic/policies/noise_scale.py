@@ -15,18 +15,19 @@ class NoiseScalePolicy(Policy):
 
     Each worker keeps its local batch size `b`, so `n` workers train ``B = n * b`` samples per step.
     With a learning rate that fits the batch, a step makes the fraction ``1 / (1 + noise_scale /
-    B)`` of the progress of a step without noise. A step takes ``t(n)`` seconds for computation and
-    communication. These times are measured at the sizes that this training has had, and
-    extrapolated to other sizes.
+    B)`` of the progress of a step without noise. With `n` workers, a step takes ``t(n)`` seconds for
+    computation and communication. The policy measures these times at the sizes that the cluster has
+    had, and extrapolates them to other sizes.
 
-    The policy computes for each size how long it takes to make the progress that the current size `m`
-    makes in H seconds. Training at `n` takes ``H * progress rate(m) / progress rate(n)`` seconds, plus
-    the duration of the resize. The best size has the smallest ``time * n ** price``. The policy
-    requests that size under two conditions: its cost is lower by `improvement`, and it was the best
-    size `patience` times in a row.
+    For each size `n`, the policy computes how long training takes to make the progress that the
+    current size `m` makes in H seconds. This takes ``H * progress rate(m) / progress rate(n)`` seconds,
+    plus the duration of the resize. The cost of the size is ``time * n ** price``, and the best size
+    has the lowest cost. The policy requests the best size under two conditions. Its cost must be lower
+    than the current size's cost by the fraction `improvement`. It must also have been the best size in
+    `patience` consecutive comparisons.
 
-    An `ElasticDataset` with a fixed global batch changes that batch in proportion, once the cluster
-    has the new size. With shards it changes the number of shards, not their shape.
+    If an `ElasticDataset` has a fixed global batch, that batch changes in proportion as soon as the
+    cluster has the new size. With shards, the number of shards changes, but not their shape.
 
     Source: McCandlish et al., An Empirical Model of Large-Batch Training, 2018.
 
@@ -34,21 +35,21 @@ class NoiseScalePolicy(Policy):
         max_size, min_size, sizes: see `ThroughputPolicy`.
         price: the price of a worker relative to time. 0 minimizes the training time, 1 minimizes
             the worker-seconds. The default of 0.5 minimizes the product ``time * worker-seconds``.
-        improvement: the fraction of the cost that a change must save. A return to the size before
-            the last change must save twice that fraction, because the noise scale is a moving
-            average.
+        improvement: the fraction of the cost that a change must save. A change back to the previous
+            size must save twice that fraction, because the noise scale is a moving average.
         patience: the number of consecutive comparisons in which a size must be the best.
-        interval: steps between two comparisons.
+        interval: the number of steps between two comparisons.
         min_measurements: the number of noise scale measurements before the first change.
-        resize_time: the assumed duration of a change in seconds, until one has been measured.
-        horizon: H in seconds. By default it is the time for the remaining samples
-            (``total_samples``). If that number isn't known, it is the time that training has run so
+        resize_time: the assumed duration of a resize in seconds, until a resize has been measured.
+        horizon: H in seconds. By default, it is the time that the remaining samples take
+            (``total_samples``). If their number isn't known, it is the time that training has run so
             far.
-        max_step: the largest factor by which the cluster grows or shrinks at once. It limits the
-            range of the extrapolation.
+        max_step: the largest factor by which the cluster grows or shrinks in one resize. It limits
+            the range of the extrapolation.
         probe: the number of steps that a single worker trains before the policy requests a second
             worker to measure the noise. A single worker can measure the noise only with shards.
-        warmup: the number of steps after a change that aren't measured, because they compile.
+        warmup: the number of steps after each resize that the policy doesn't measure, because code
+            is compiled in them.
 
     Raises:
         ValueError: for a value outside of its range.
@@ -98,14 +99,14 @@ class NoiseScalePolicy(Policy):
     # -- measurements -------------------------------------------------------------------------------------------------
 
     def step_time(self, size: int) -> float:
-        """Return the seconds of a step at `size`, measured or extrapolated from a measured size."""
+        """Return the duration of a step at `size` in seconds, measured or extrapolated from other sizes."""
         if size in self._times:
             return self._times[size][0]
         nearest = min(self._times, key=lambda known: abs(math.log(known / size)))
         seconds, communication = self._times[nearest]
         if len(self._times) > 1:
-            # Extrapolate by a line through the two nearest sizes. The line never falls, because more workers don't
-            # make a step shorter.
+            # Extrapolate along a line through the two nearest measured sizes. The line must not fall, because more
+            # workers don't make a step shorter.
             other = min((s for s in self._times if s != nearest), key=lambda known: abs(math.log(known / size)))
             slope = max(0.0, (self._times[other][0] - seconds) / (other - nearest))
         else:
@@ -113,13 +114,16 @@ class NoiseScalePolicy(Policy):
         return max(seconds + slope * (size - nearest), seconds - communication, 1e-9)
 
     def cost(self, size: int, q: Metrics, noise_scale: float, horizon: float) -> float:
-        """Return ``time * size ** price`` for the progress that the current size makes in `horizon` seconds.
+        """Return the cost of a size, ``time * size ** price``.
+
+        Here, the time is how long training at that size takes to make the progress that the current
+        size makes in `horizon` seconds.
 
         Args:
             size: the number of workers.
             q: the current metrics.
             noise_scale: the noise scale in samples.
-            horizon: seconds at the current size.
+            horizon: how many seconds training would continue at the current size.
         """
 
         def seconds_of_progress(n: int) -> float:
@@ -132,7 +136,7 @@ class NoiseScalePolicy(Policy):
 
     @property
     def resize_time(self) -> float:
-        """The expected duration of a change in seconds: the mean over the last changes."""
+        """The expected duration of a resize in seconds: the mean of the last three resizes."""
         return sum(self._resizes[-3:]) / len(self._resizes[-3:]) if self._resizes else self._resize_time
 
     def horizon(self, q: Metrics) -> float:
@@ -160,13 +164,13 @@ class NoiseScalePolicy(Policy):
             return self._change(second, "one worker can't measure the noise scale alone; two workers can")
         if q.gradient_noise_scale is None or q.noise_scale_steps < self._min_measurements or q.step % self._interval:
             return None
-        # The scale is infinite if noise hides the gradient. Limit it to a number that is larger than any cluster
-        # needs.
+        # The noise scale is infinite if noise hides the gradient. Replace it by a finite number that is far larger than
+        # the largest batch.
         noise = min(q.gradient_noise_scale, 1e3 * q.local_batch_size * self._sizes[-1])
         horizon = self.horizon(q)
         here = q.cluster_size
         near = [s for s in self._sizes if here / self._max_step <= s <= here * self._max_step and s != here]
-        if not near:  # the next smaller and larger size, at any distance
+        if not near:  # compare with the next smaller and the next larger size, however different they are
             near = [s for s in self._sizes if s < here][-1:] + [s for s in self._sizes if s > here][:1]
         stay = self.cost(here, q, noise, horizon)
         best = min(near, key=lambda size: self.cost(size, q, noise, horizon), default=here)
@@ -200,7 +204,8 @@ class NoiseScalePolicy(Policy):
             return
         communication = q.communication_time or 0.0
         old = self._times.get(q.cluster_size)
-        # The average adapts fast at first, and later covers about 20 steps, so that one delayed step has little effect.
+        # The moving average adapts fast at first. Later it covers about 20 steps, so that a single slow step has little
+        # effect.
         weight = max(0.05, 1 / (q.steps_at_size - self._warmup))
         if old is None:
             self._times[q.cluster_size] = (q.step_time, communication)
@@ -231,18 +236,18 @@ class NoiseScalePolicy(Policy):
 class NoiseScaleLearningRate(Policy):
     """Set the learning rate that fits the batch.
 
-    The rate is ``max_learning_rate / (1 + noise_scale / batch_size)``. The formula uses the simple
-    noise scale, not the noise scale that includes the curvature.
+    The rate is ``max_learning_rate / (1 + noise_scale / batch_size)``. Here, the noise scale is the
+    paper's simple noise scale, which doesn't include the curvature.
 
 
     Source: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, equation 2.9.
 
     Args:
-        max_learning_rate: the learning rate without noise, for an infinite batch.
-        exponent: the exponent of the denominator. Use 1 for plain SGD; for Adam the paper finds an
+        max_learning_rate: the learning rate for an infinite batch, which has no noise.
+        exponent: the exponent of the denominator. Use 1 for plain SGD; for Adam, the paper finds an
             exponent between 0.5 and 1.
-        tolerance: the relative change below which the rate isn't changed.
-        interval: steps between two checks.
+        tolerance: the policy changes the rate only if the relative change is larger than this.
+        interval: the number of steps between two checks.
         min_measurements: the number of noise scale measurements before the first change.
 
     Raises:
@@ -259,7 +264,7 @@ class NoiseScaleLearningRate(Policy):
     ) -> None:
         if not max_learning_rate > 0 or not 0 < exponent <= 1 or not 0 <= tolerance < 1 or interval < 1:
             raise ValueError(
-                "max_learning_rate is positive, exponent and tolerance lie between 0 and 1, interval is 1 or more, got "
+                "max_learning_rate must be positive, exponent and tolerance between 0 and 1, interval 1 or more, got "
                 f"{max_learning_rate=}, {exponent=}, {tolerance=}, {interval=}"
             )
         self._max, self._exponent, self._tolerance = max_learning_rate, exponent, tolerance

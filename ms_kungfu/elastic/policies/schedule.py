@@ -1,4 +1,4 @@
-"""A policy for changes at predefined steps."""
+"""Define a policy that makes changes at predefined steps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ class SchedulePolicy(Policy):
     Args:
         size: a schedule of sizes, as in `KungFuElasticCallback`: ``"10:2,20:4"``, ``{10: 2}`` or a
             function.
-        changes: ``{step: value}`` for any of `global_batch_size`, `shards`, `local_batch_size`,
-            `learning_rate`, `strategy` and `optimizer`. Step 0 is before the first step. An entry
-            of `shards` requires an entry of `global_batch_size` at the same step.
+        changes: keyword arguments with values ``{step: value}``. The names may be
+            `global_batch_size`, `shards`, `local_batch_size`, `learning_rate`, `strategy` and
+            `optimizer`. Step 0 means before the first step. An entry of `shards` requires an entry of
+            `global_batch_size` at the same step.
 
     Raises:
-        TypeError: for another name.
-        ValueError: for a value that a `Decision` rejects, or a negative step.
+        TypeError: if `changes` contains any other name.
+        ValueError: if a `Decision` rejects a value, or a step is negative.
     """
 
     def __init__(self, size: Schedule | None = None, **changes: Mapping[int, Any]) -> None:
@@ -38,11 +39,11 @@ class SchedulePolicy(Policy):
             _ = Decision("a check", **self._changes_at(step))
 
     def before_train(self, q: Metrics) -> Decision | None:
-        """Return the decision of step 0 if `q` describes the time before the first step."""
+        """Return the decision for step 0 if, according to `q`, no step has been done yet."""
         return self._at(0) if q.step == 0 else None
 
     def after_step(self, q: Metrics) -> Decision | None:
-        """Return the decision for the step of `q`."""
+        """Return the decision for the step in the metrics `q`."""
         return self._at(q.step)
 
     def _at(self, step: int) -> Decision | None:

@@ -1,4 +1,4 @@
-"""A policy that evicts a worker that delays all other workers."""
+"""Define a policy that evicts a worker that delays all other workers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 class StragglerPolicy(Policy):
     """Evict a worker that computes much longer than the median worker.
 
-    The policy compares the workers' computation times, not the times of their steps. In synchronous
-    training, all steps take as long as the slowest worker's step. With two workers, the faster worker
-    is the median. The policy evicts one worker at a time, and only if that raises the throughput. So
-    the steps of the remaining workers must become fast enough to outweigh the loss of one worker.
+    The policy compares the workers' computation times. It can't compare the durations of their steps,
+    because in synchronous training each step takes as long as the slowest worker needs. With two
+    workers, the median is the faster worker's time. The policy evicts one worker at a time, and only
+    if this raises the throughput. That is, the remaining workers' steps must become fast enough to
+    outweigh the loss of one worker.
 
     Args:
-        slowdown: a straggler's computation time divided by the median, above 1.
+        slowdown: how many times longer than the median a worker must compute to be a straggler. The
+            factor must be above 1.
         patience: the number of consecutive slow steps after which the worker is evicted.
-        min_size: the minimum number of workers that remain.
-        warmup: the number of steps after a change that are ignored.
+        min_size: the minimum number of workers that remain after an eviction.
+        warmup: the number of steps after each change of the cluster that the policy ignores.
 
     Raises:
         ValueError: for a value outside of its range.
@@ -31,7 +33,7 @@ class StragglerPolicy(Policy):
             raise ValueError(f"slowdown must be a factor above 1, got {slowdown!r}")
         if patience < 1 or min_size < 1 or warmup < 0:
             raise ValueError(
-                f"patience and min_size are 1 or more, warmup is 0 or more, got {patience=}, {min_size=}, {warmup=}"
+                f"patience and min_size must be 1 or more, warmup 0 or more, got {patience=}, {min_size=}, {warmup=}"
             )
         self._slowdown, self._patience, self._min_size, self._warmup = slowdown, patience, min_size, warmup
         self._slow_for: dict[int, int] = {}  # rank -> consecutive slow steps

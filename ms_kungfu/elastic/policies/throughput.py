@@ -1,4 +1,4 @@
-"""A policy that finds the size beyond which throughput no longer grows."""
+"""Define a policy that finds the size beyond which throughput no longer grows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 
 
 def candidates(min_size: int, max_size: int, sizes: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the `sizes` from `min_size` to `max_size`. By default, double `min_size` up to `max_size`."""
+    """Return the `sizes` that lie between `min_size` and `max_size`.
+
+    If `sizes` is None, return `min_size`, its doubles below `max_size`, and `max_size`.
+    """
     if not 1 <= min_size <= max_size:
         raise ValueError(f"min_size must be from 1 to max_size, got min_size={min_size} and max_size={max_size}")
     if sizes is None:
@@ -25,21 +28,24 @@ def candidates(min_size: int, max_size: int, sizes: Sequence[int] | None) -> tup
 
 
 class ThroughputPolicy(Policy):
-    """Grow the cluster from size to size while the throughput (samples per second) grows sufficiently.
+    """Grow the cluster while the throughput (samples per second) grows sufficiently.
 
-    The policy keeps the last size with sufficient growth.
+    The policy tries one larger size after another. It keeps the last size at which the throughput has
+    grown sufficiently.
 
     Args:
         max_size: the maximum number of workers.
         min_size: the minimum number of workers.
-        sizes: the sizes to try, ascending. By default, `min_size` is doubled up to `max_size`.
+        sizes: the sizes to try, in ascending order. By default, the policy doubles `min_size` up to
+            `max_size`.
         efficiency: the fraction of the ideal gain that a larger size must reach. From 2 to 4
-            workers the throughput ideally doubles, so 0.5 requires 1.5 times the throughput.
+            workers, the throughput ideally doubles, so 0.5 requires 1.5 times the throughput.
         window: the number of steps that are measured at a size; the policy uses their median.
-        warmup: the number of steps after a change that aren't measured, because they compile.
-        drop: a new search starts if the throughput at the found size changes by this fraction, for
-            example because of another job on the machine. The search begins at the smallest size.
-            None: never.
+        warmup: the number of steps after each resize that the policy doesn't measure, because code
+            is compiled in them.
+        drop: the fraction by which the throughput at the chosen size must change to start a new
+            search. The throughput may change, for example, because of another job on the machine.
+            The search begins at the smallest size. With None, there is never a new search.
 
     Raises:
         ValueError: for a value outside of its range.
@@ -56,9 +62,11 @@ class ThroughputPolicy(Policy):
         drop: float | None = 0.3,
     ) -> None:
         if not 0 < efficiency <= 1:
-            raise ValueError(f"efficiency must be above 0 and at most 1 (a part of the ideal gain), got {efficiency!r}")
+            raise ValueError(
+                f"efficiency must be above 0 and at most 1 (a fraction of the ideal gain), got {efficiency!r}"
+            )
         if window < 1 or warmup < 0:
-            raise ValueError(f"window is 1 step or more, warmup 0 or more, got {window=}, {warmup=}")
+            raise ValueError(f"window must be 1 or more, warmup 0 or more, got {window=}, {warmup=}")
         if drop is not None and not 0 < drop < 1:
             raise ValueError(f"drop must be between 0 and 1, or None, got {drop!r}")
         self._sizes = candidates(min_size, max_size, sizes)
@@ -69,7 +77,7 @@ class ThroughputPolicy(Policy):
         self._settled: float | None = None  # throughput at the final size; None during a search
 
     def after_step(self, q: Metrics) -> Decision | None:
-        """Return a decision for the next size to try, or for the best size, given the metrics `q`."""
+        """Return a decision for the next size to try or for the best size, given the metrics `q`."""
         if q.cluster_size != self._size:
             self._size, self._samples = q.cluster_size, []
         if q.steps_at_size <= self._warmup or not q.step_time or not q.batch_size:

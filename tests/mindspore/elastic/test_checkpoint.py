@@ -251,7 +251,7 @@ def test_checkpoint_of_an_abandoned_job_does_not_count(tmp_path, caplog, monkeyp
     assert (given_up.job, goes_on.job) == (1, 2)
     saved(goes_on, 12)
     saved(given_up, 14)
-    assert 'job=1 reason="job 2 has begun to train with it"' in caplog.text
+    assert 'job=1 reason="job 2 has begun to use the folder"' in caplog.text
     assert files(tmp_path) == ["step-00000010.ckpt", "step-00000012.job2.ckpt"]
     # It slept just between that look and its writing.
     monkeypatch.setattr(given_up, "_newest_job", lambda: 1)
@@ -555,12 +555,12 @@ def test_a_resume_says_whose_batch_goes_on(tmp_path, new_process, caplog, there)
         new_process()
         resumed = training(**again)
         resumed.begin()
-        told = [record.message.partition(". ")[2] for record in caplog.records if "of the checkpoint" in record.message]
+        told = [record.message.partition(". ")[2] for record in caplog.records if "the checkpoint's" in record.message]
         ((name, count),) = there.items()
         text = (
-            f"Training goes on with {name}={count} of the checkpoint instead of the program's global_batch_size=2. "
-            "To change it, call set_batch_size(global_batch_size=2) of the ElasticDataset at the beginning of an "
-            "epoch, on all workers"
+            f"Training continues with the checkpoint's {name}={count} instead of the program's global_batch_size=2. "
+            "To change the batch size, call ElasticDataset.set_batch_size(global_batch_size=2) on all workers at the "
+            "beginning of an epoch"
         )
         assert told == ([] if again == there else [text])
     data = resumed.dataset

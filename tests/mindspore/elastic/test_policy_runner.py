@@ -70,7 +70,7 @@ def test_the_rate_of_a_list_is_that_of_the_step():
 def test_a_schedule_and_groups_cannot_be_replaced_by_a_number():
     net = make_net()
     schedule = nn.Momentum(net.trainable_params(), nn.ExponentialDecayLR(0.1, 0.9, 4), 0.0)
-    with pytest.raises(ValueError, match="a schedule with their own rates"):
+    with pytest.raises(ValueError, match="has a schedule; give the optimizer"):
         set_learning_rate(schedule, 0.5)
     assert learning_rate_of([schedule], 0) is None
     groups = [{"params": [net.weight], "lr": 0.1}, {"params": [net.bias], "lr": 0.2}]
@@ -92,9 +92,9 @@ def train(policy, data=None, optimizer=None, steps=3, **options):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"strategy": "RING"}, "'RING'; workers of one host reduce in shared memory"),
+        ({"strategy": "RING"}, "'RING', but the workers on a host reduce in shared memory"),
         ({"local_batch_size": 8}, "requires an ElasticDataset"),
-        ({"optimizer": "ssgd"}, "no optimizer here can switch; train with AdaptiveSGDOptimizer"),
+        ({"optimizer": "ssgd"}, "no trained optimizer can switch; train with AdaptiveSGDOptimizer"),
         ({"evict": (1,)}, "evict the ranks \\[1\\] of 1 workers"),
     ],
 )
@@ -147,7 +147,7 @@ def test_epochs_without_a_dataset_follow_changes_again_once_left():
 def test_epochs_without_a_dataset_name_the_deferral_in_the_last_epoch():
     net = make_net()
     elastic = ElasticTraining(net, nn.Momentum(net.trainable_params(), 0.1, 0.9))
-    assert [elastic.changes.defers_until for _ in elastic.epochs(3)] == [None, None, "this call of training ends"]
+    assert [elastic.changes.defers_until for _ in elastic.epochs(3)] == [None, None, "this training call ends"]
     assert elastic.changes.defers_until is None
 
 
@@ -168,7 +168,7 @@ def test_one_epoch_without_a_dataset_says_that_nothing_changes_in_it(caplog, cou
         pass
     told = [record.message for record in caplog.records if "misuse: check=epochs" in record.message]
     assert len(told) == bool(asked)
-    assert all(f"so {asked} changes nothing in this call of training" in each for each in told)
+    assert all(f"so {asked} changes nothing in this training call" in each for each in told)
 
 
 def test_every_hook_is_called_at_its_time():
