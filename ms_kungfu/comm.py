@@ -1,29 +1,30 @@
 """Collectives over NumPy arrays, on the same runtime as the MindSpore primitives.
 
-Every rank calls the same operation under the same `name` with an array of the same shape and dtype.
-A mismatch raises :class:`~ms_kungfu.errors.CollectiveMismatchError` at every rank. Different
-threads may run operations with different names at the same time. Data is copied only into and out
-of shared memory, and the GIL is released.
+Every rank must call the same operation under the same `name`, with an array of the same shape and
+dtype. If the calls don't match, every rank raises
+:class:`~ms_kungfu.errors.CollectiveMismatchError`. Different threads may run operations with
+different names at the same time. Data is copied only into and out of shared memory. The GIL is
+released during an operation.
 
 The input can be anything that ``np.asarray`` accepts: arrays of any layout, numbers, lists,
-MindSpore tensors. A masked array is rejected because its mask would be lost. `out` is a
-C-contiguous array: the input itself, or an array that doesn't overlap the input.
+MindSpore tensors. A masked array is rejected, because its mask would be lost. `out` must be a
+C-contiguous array. It is either the input itself or an array that doesn't overlap the input.
 
 Reductions accept int8 to int64, uint8 to uint64, float16, float32, float64, and bfloat16 from
 ``ml_dtypes``. Operations that only move data (broadcast, all_gather, save) accept every dtype that
 contains no Python objects.
 
-Results have the same bits on every rank and in every run. 16-bit floats accumulate in float32. Sums
-and products of integers have the input's dtype and wrap around, like ``a + b`` of NumPy arrays:
-uint8 200 + 100 is 44. (``np.sum`` uses a wider dtype. If you need a wider dtype, convert the array
-before the call.) A mean of integers doesn't overflow. It truncates towards zero, unlike
-``np.mean``, which returns a float.
+Results have the same bits on every rank and in every run. 16-bit floats are summed in float32. Sums
+and products of integers have the input's dtype and wrap around, like ``a + b`` of NumPy arrays. For
+example, 200 + 100 in uint8 is 44. (``np.sum`` uses a wider dtype. If you need a wider dtype,
+convert the array before the call.) A mean of integers doesn't overflow. It truncates towards zero,
+unlike ``np.mean``, which returns a float.
 
-Ctrl-C, or another signal whose handler raises an exception, ends a collective that waits on
-Python's main thread. The exception is raised within 20 ms. Afterwards, this process can't
+If a collective waits in Python's main thread, Ctrl-C ends it, and so does any other signal whose
+handler raises an exception. The exception is raised within 20 ms. Afterwards, this process can't
 communicate with its cluster, and its later calls raise CollectiveAbortedError. The other workers'
-calls raise CollectiveAbortedError too. With ``-recover`` the other workers continue as soon as this
-process has ended.
+calls raise CollectiveAbortedError too. With ``-recover``, the other workers continue as soon as
+this process has ended.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def _begin(name: str) -> None:
     """Prepare a collective.
 
     Raises:
-        KungFuError: at a joining worker, if the other workers don't call this collective too. Only
-            collectives of ms_kungfu itself let a worker join.
+        KungFuError: on a joining worker, if the other workers don't call this collective too. Until
+            a joining worker has caught up, it may only call collectives of ms_kungfu itself.
     """
     member = current()
     if not member.begun:
@@ -67,24 +68,25 @@ def _begin(name: str) -> None:
 def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Array | None = None) -> Array:
     """Reduce an array element by element over all ranks.
 
-    If a rank fails during the call, its input is in the result of every survivor or of no survivor. A
-    mean is over the ranks whose input is in the result (docs/recovery.md).
+    If a rank fails during the call, its input is either in the results of all survivors or in none of
+    them. A mean is taken over the ranks whose input is in the result (docs/recovery.md).
 
     Args:
-        array: this rank's input, of the same shape and dtype at every rank.
+        array: this rank's input, of the same shape and dtype on every rank.
         op: ``"sum"``, ``"mean"``, ``"min"``, ``"max"`` or ``"prod"``.
-        name: matches the call with those of the other ranks.
-        out: the array for the result. Pass `array` itself to reduce in place. A new array by default.
+        name: the name that matches this rank's call with the other ranks' calls.
+        out: the array for the result. Pass `array` itself to reduce in place. By default, the result is
+            a new array.
 
     Returns:
-        The result, of the shape and dtype of `array`, with the same bits at every rank.
+        The result, with the shape and dtype of `array`, and with the same bits on every rank.
 
     Raises:
-        ValueError: for an unknown `op`, or an `out` of another shape or dtype. Also for an `out` that
-            partly overlaps `array`.
-        TypeError: for an unsupported dtype, or an `out` that isn't a NumPy array.
-        KungFuError: see :mod:`ms_kungfu.errors`. PeerLostError if a rank fails and the job can't
-            continue without that rank (no ``-recover``).
+        ValueError: if `op` is unknown, if `out` has a different shape or dtype than `array`, or if
+            `out` partly overlaps `array`.
+        TypeError: if the dtype isn't supported, or if `out` isn't a NumPy array.
+        KungFuError: see :mod:`ms_kungfu.errors`. For example, PeerLostError if a rank fails and the job
+            has no ``-recover``, so that it can't continue without that rank.
     """
     _begin(name)
     array = native_input(array)
@@ -97,25 +99,27 @@ def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Ar
 class AllReduce:
     """An all-reduce that is checked once and runs many times.
 
-    It is like a persistent request of MPI. Create ``operation = AllReduce(array, result, name="loss")``
-    once, then call ``operation()`` in each step. A call takes some microseconds less than
-    :func:`all_reduce`, which matters for arrays of a few bytes. Every rank calls it, or
-    :func:`all_reduce` with an equal array, under the same name. It works in every cluster version.
+    An `AllReduce` is like a persistent request in MPI. Create ``operation = AllReduce(array, result,
+    name="loss")`` once, then call ``operation()`` in each step. A call takes a few microseconds less
+    than :func:`all_reduce`, which matters for arrays of a few bytes. Every rank must call an
+    `AllReduce`, or :func:`all_reduce` with an array of the same shape and dtype, under the same name.
+    The object stays valid after a change of the cluster.
 
     Args:
-        array: this rank's input, a C-contiguous NumPy array of the same shape and dtype at every rank.
-            Each call reads its current elements.
-        out: the array for the result. Pass `array` itself to reduce in place. A new array by default.
+        array: this rank's input, a C-contiguous NumPy array of the same shape and dtype on every rank.
+            Each call reads the array's current elements.
+        out: the array for the result. Pass `array` itself to reduce in place. By default, the result is
+            a new array.
         op: as in :func:`all_reduce`.
-        name: matches the calls with those of the other ranks.
+        name: the name that matches this rank's calls with the other ranks' calls.
 
     Attributes:
         out: the array for the result.
 
     Raises:
-        ValueError: for an unknown `op`, an `array` that would have to be copied, or an `out` that
-            doesn't fit or overlaps `array` in part.
-        TypeError: for a dtype or an `out` that doesn't fit, or an `array` that isn't a NumPy array.
+        ValueError: if `op` is unknown, or if `array` would have to be copied. Also if `out` has a
+            different shape or dtype than `array`, or partly overlaps it.
+        TypeError: if the dtype isn't supported, or if `array` or `out` isn't a NumPy array.
     """
 
     def __init__(self, array: Array, out: Array | None = None, op: str = "sum", name: str = "unnamed") -> None:
@@ -134,7 +138,7 @@ class AllReduce:
         """Reduce the array's current elements over all ranks.
 
         Returns:
-            `out`, with the same bits at every rank.
+            `out`, with the same bits on every rank.
 
         Raises:
             KungFuError: as in :func:`all_reduce`.
@@ -145,12 +149,12 @@ class AllReduce:
 
 
 class Handle:
-    """An all-reduce in the background, which `all_reduce_async` returns.
+    """An all-reduce that runs in the background, as `all_reduce_async` returns it.
 
     Args:
         name: the name of the operation.
-        ticket: the runtime's number of the operation, valid for one wait.
-        output: the array that the result is written to.
+        ticket: the number that the runtime has given to the operation. It is valid for one wait.
+        output: the array to which the result is written.
     """
 
     def __init__(self, name: str, ticket: int, output: Array) -> None:
@@ -180,32 +184,34 @@ class Handle:
         return self._output
 
 
-# Handles whose results no caller has waited for yet.
+# The handles on which no caller has waited yet, by name.
 _started: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary()
 
 
 def all_reduce_async(array: ArrayLike, op: str = "sum", name: str | None = None) -> Handle:
     """Start an all-reduce in the background.
 
-    The call returns at once. Operations begin in the order in which this rank calls the function. That
-    order must be the same at all ranks. One background thread runs them, concurrently with the caller's
-    other collectives. Wait for each operation at every rank before the cluster changes (in `step_end`
-    or `resize`). Ctrl-C takes effect only when a wait has ended.
+    The call returns immediately. Operations begin in the order in which this rank starts them. All
+    ranks must start them in the same order. One background thread runs the operations, concurrently
+    with the caller's other collectives. Every rank must wait for each operation before the cluster
+    changes (in `step_end` or `resize`). During a wait, Ctrl-C takes effect only when the wait ends.
 
     Args:
-        array: this rank's input, of the same shape and dtype at every rank. The data is copied, so
-            `array` may change after the call.
+        array: this rank's input, of the same shape and dtype on every rank. The call copies the data,
+            so the caller may modify `array` afterwards.
         op: as in :func:`all_reduce`.
-        name: matches the call with those of the other ranks. By default the operation gets the first
-            unused name from a list. So any number of operations may run at the same time if all ranks
-            start and await them in the same order.
+        name: the name that matches this rank's call with the other ranks' calls. By default, the
+            operation gets the first unused name of ``unnamed 1``, ``unnamed 2`` and so on. Any number
+            of operations may run at the same time if all ranks start them and wait for them in the same
+            order.
 
     Returns:
         A handle, whose ``wait()`` returns the result.
 
     Raises:
-        ValueError: for an unknown `op`, or if an earlier operation of that name hasn't been waited for.
-        TypeError: for an unsupported dtype.
+        ValueError: if `op` is unknown, or if an earlier operation with that name hasn't been waited
+            for.
+        TypeError: if the dtype isn't supported.
     """
     _begin(name or "unnamed")
     array, number = native_input(array), number_of_op(op)
@@ -213,7 +219,9 @@ def all_reduce_async(array: ArrayLike, op: str = "sum", name: str | None = None)
     if name is None:
         name = next(each for k in itertools.count(1) if (each := f"unnamed {k}") not in _started)
     if name in _started:
-        raise ValueError(f'an all-reduce "{name}" is under way; wait for it first, or give this one another name')
+        raise ValueError(
+            f'an all-reduce "{name}" is still running; wait for it first, or give this all-reduce another name'
+        )
     result = np.empty(array.shape, array.dtype)
     ticket = current().core.start_all_reduce(name, source, reducible(result)[0], number, dtype)
     handle = _started[name] = Handle(name, ticket, result)
@@ -224,20 +232,21 @@ def broadcast(array: ArrayLike, root: int = 0, name: str = "unnamed", out: Array
     """Copy the array of rank `root` to every rank.
 
     Args:
-        array: the data at the root. At other ranks only its shape and dtype are used; these must be the
-            same at every rank.
+        array: on the root, the data to send. On other ranks, only the shape and the dtype are used,
+            which must be the same on every rank.
         root: the rank whose data is sent.
-        name: matches the call with those of the other ranks.
-        out: the array for the result. Pass `array` itself to copy in place. A new array by default.
+        name: the name that matches this rank's call with the other ranks' calls.
+        out: the array for the result. Pass `array` itself to copy in place. By default, the result is a
+            new array.
 
     Returns:
-        The root's data, of the shape and dtype of `array`.
+        The root's data, with the shape and dtype of `array`.
 
     Raises:
-        ValueError: for a root that isn't a rank, or an `out` of another shape or dtype.
-        TypeError: for an unsupported dtype, or an `out` that isn't a NumPy array.
-        PeerLostError: at every survivor, if the root fails before all of its data has arrived. `out`
-            then contains only the data that arrived. The next collective works.
+        ValueError: if `root` isn't a rank, or if `out` has a different shape or dtype than `array`.
+        TypeError: if the dtype isn't supported, or if `out` isn't a NumPy array.
+        PeerLostError: if the root fails before all of its data has arrived. Every survivor raises it.
+            `out` then contains only the data that arrived. The next collective works.
             `ms_kungfu.agreement.told_by_one` retries with another root.
     """
     _begin(name)
@@ -261,32 +270,35 @@ def all_gather(array: ArrayLike, name: str = "unnamed", *, uneven: Literal[True]
 def all_gather(array: ArrayLike, name: str = "unnamed", uneven: bool = False) -> Array | list[Array]:
     """Collect the arrays of all ranks, in rank order.
 
-    The result includes failed ranks until the next cluster version. The entry of a failed rank is
-    zeros, the same at every survivor. The zeros can't be distinguished from the zeros of a living rank:
-    use `ms_kungfu.agreement.gather_living` to learn which ranks took part.
+    The result includes failed ranks until the next cluster version. The entry of a failed rank contains
+    zeros on every survivor. A living rank may also send zeros, so use
+    `ms_kungfu.agreement.gather_living` to find out which ranks took part.
 
-    With `uneven` the entry of a failed rank has length 0. The ranks first exchange the lengths of their
-    entries. Each rank then pads its entry to the length of the longest entry and sends it.
+    With `uneven`, the entry of a failed rank has length 0. The ranks first exchange the lengths of
+    their entries. Each rank then pads its entry to the length of the longest entry and sends it.
 
     Args:
-        array: this rank's input, of the same shape and dtype at every rank.
-        name: matches the call with those of the other ranks.
-        uneven: whether the length of the first axis may differ between ranks. Pass the same value at
+        array: this rank's input, of the same shape and dtype on every rank.
+        name: the name that matches this rank's call with the other ranks' calls.
+        uneven: whether the length of the first axis may differ between ranks. Pass the same value on
             every rank.
 
     Returns:
-        The arrays, stacked along a new first axis, of shape ``(size, *array.shape)``. With `uneven`, a
-        list of arrays by rank, of shapes ``(length, *array.shape[1:])``; ``np.concatenate`` joins them.
+        The arrays, stacked along a new first axis, with shape ``(size, *array.shape)``. With `uneven`,
+        a list of arrays by rank, with shapes ``(length, *array.shape[1:])``; ``np.concatenate`` joins
+        them.
 
     Raises:
-        TypeError: for an unsupported dtype.
+        TypeError: if the dtype isn't supported.
         ValueError: with `uneven`, if `array` is a single number, which has no first axis.
         KungFuError: see :func:`all_reduce`.
     """
     array = native_input(array)
     if uneven:
         if array.ndim == 0:
-            raise ValueError(f"all_gather(uneven=True) requires an array with at least one axis, got {array.dtype}()")
+            raise ValueError(
+                f"all_gather(uneven=True) requires an array with at least one dimension, got {array.dtype}()"
+            )
         kind = f"{array.dtype}(*{''.join(f', {length}' for length in array.shape[1:])}) in bytes "
         parts = _gather_bytes(movable(array)[0].reshape(-1).view(np.uint8), array.shape[0], name, kind)
         empty = np.empty((0, *array.shape[1:]), array.dtype)
@@ -305,18 +317,19 @@ def _part(length: int, content: Array, like: Array) -> Array:
 def _gather_bytes(
     content: Array, count: int, name: str, kind: str, limit: int | None = None
 ) -> list[tuple[int, Array] | None]:
-    """Collect a count and bytes from each rank; return them by rank, with None for a failed rank. Collective.
+    """Collect a count and bytes from each rank. Return them by rank, with None for a failed rank.
 
-    Every rank first sends two numbers: its count and its number of bytes. It then sends the two numbers
-    again, followed by its bytes, which are padded to the length of the longest rank's bytes. If a rank
-    fails between the two messages, its second message is all zeros.
+    This function is a collective. Every rank first sends two numbers, its count and its number of
+    bytes. It then sends the two numbers again, followed by its bytes, which are padded to the largest
+    number of bytes that any rank sends. If a rank fails between the two messages, its second message
+    contains only zeros.
 
     Args:
-        content: uint8.
-        count: the number of items that the bytes stand for.
+        content: this rank's bytes, as uint8.
+        count: the number of items that the bytes contain.
         name: the name of the operation.
-        kind: a string that must be equal at all ranks.
-        limit: raise ValueError at every rank if a rank sends more bytes.
+        kind: a string that must be the same on all ranks.
+        limit: the maximum number of bytes. If a rank sends more, every rank raises ValueError.
     """
     head = np.array([content.size + 1, count], np.int64)
     sizes = all_gather(head, name=f"{name}/lengths")[:, 0] - 1
@@ -343,23 +356,23 @@ MAX_OBJECT_BYTES = 16 << 20
 
 
 def all_gather_object(value: Any, name: str = "unnamed") -> list[Any]:
-    """Collect an object of each rank, in rank order.
+    """Collect one object from each rank, in rank order.
 
     An object is None, a number, a string, bytes, a NumPy array, or a list or dict of objects. It is
-    sent as msgpack, never as a pickle, so no rank can run code at another rank.
+    sent as msgpack, never as a pickle, so no rank can run code on another rank.
 
     Args:
-        value: this rank's object, of at most 16 MiB as msgpack. A tuple or set arrives as a list, a
-            NumPy scalar as a number.
-        name: matches the call with those of the other ranks.
+        value: this rank's object, of at most 16 MiB as msgpack. A tuple or set arrives as a list. A
+            NumPy scalar arrives as a number.
+        name: the name that matches this rank's call with the other ranks' calls.
 
     Returns:
         The objects by rank. The entry of a failed rank is None.
 
     Raises:
-        TypeError: for an object of another type.
-        OverflowError: for an integer of more than 64 bits.
-        ValueError: at every rank, if a rank's object has more than 16 MiB.
+        TypeError: if the type of an object isn't supported.
+        OverflowError: if an integer has more than 64 bits.
+        ValueError: if a rank's object has more than 16 MiB. Every rank raises it.
         KungFuError: see :func:`all_reduce`.
     """
     content = np.frombuffer(encode(value), np.uint8)
@@ -370,21 +383,22 @@ def all_gather_object(value: Any, name: str = "unnamed") -> list[Any]:
 def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> Array:
     """Reduce an array over all ranks, and return this rank's part of the result.
 
-    A failed rank's input is in no part, and a mean is over the ranks that took part. No survivor
-    receives the part that belongs to the failed rank, so part of the result is then missing.
+    If a rank has failed, its input isn't in any part, and a mean is taken over the ranks that took
+    part. No survivor receives the failed rank's part of the result, so that part is missing.
 
     Args:
-        array: this rank's input, of the same shape and dtype at every rank. Its first axis must be
-            divisible by the number of ranks.
+        array: this rank's input, of the same shape and dtype on every rank. The length of its first
+            axis must be divisible by the number of ranks.
         op: as in :func:`all_reduce`.
-        name: matches the call with those of the other ranks.
+        name: the name that matches this rank's call with the other ranks' calls.
 
     Returns:
-        At rank r, part r of the result, of shape ``(array.shape[0] / size, *array.shape[1:])``.
+        On rank r, the r-th of `size` equal parts of the result, with shape ``(array.shape[0] / size,
+        *array.shape[1:])``.
 
     Raises:
-        ValueError: for an unknown `op`, or a first axis that can't be scattered evenly.
-        TypeError: for an unsupported dtype.
+        ValueError: if `op` is unknown, or if the first axis can't be divided evenly.
+        TypeError: if the dtype isn't supported.
         KungFuError: see :func:`all_reduce`.
     """
     _begin(name)
@@ -400,7 +414,7 @@ def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> 
 def barrier() -> None:
     """Wait until every living rank has called this function.
 
-    At a joining worker the call returns at once, as in `ms_kungfu.run_barrier`.
+    On a joining worker, the call returns immediately, as `ms_kungfu.run_barrier` does.
     """
     runtime.run_barrier()
 
@@ -409,28 +423,30 @@ class Saved(NamedTuple):
     """A copy of an array that a rank has saved under a name."""
 
     value: Array
-    """The array, with the shape and dtype that it was saved with."""
+    """The array, with the shape and dtype with which it was saved."""
     version: int
-    """The number of times that the rank has saved under this name, starting at 1."""
+    """How often the rank has saved an array under this name, starting at 1."""
 
 
 def save(name: str, array: ArrayLike) -> int:
     """Save a copy of an array, which other workers can :func:`request`.
 
-    This call isn't collective and waits for no other worker. The latest version of each name is kept in
-    shared memory until this process ends. It uses twice the size of the array. A process may use up to
-    256 names.
+    This call isn't a collective and doesn't wait for other workers. For each name, the latest array
+    stays in shared memory until this process ends. The memory is twice the size of the array. A process
+    may use up to 256 names.
 
     Args:
-        name: at most 127 bytes.
-        array: the array to save. The shape and dtype of a name can't change.
+        name: the name of the array, of at most 127 bytes.
+        array: the array to save. All arrays that are saved under one name must have the same shape and
+            dtype.
 
     Returns:
         The version, which is the number of times that this process has saved under the name.
 
     Raises:
-        ValueError: if `name` was saved with another shape or dtype before, or is longer than 127 bytes.
-        TypeError: for a dtype with objects.
+        ValueError: if an array of a different shape or dtype was saved under `name` before, or if
+            `name` is longer than 127 bytes.
+        TypeError: if the dtype contains Python objects.
     """
     runtime.init()
     array = native_input(array)
@@ -438,12 +454,12 @@ def save(name: str, array: ArrayLike) -> int:
 
 
 def request(rank: int, name: str) -> Saved | None:
-    """Return a copy of the array that a rank saved last under a name.
+    """Return a copy of the array that a rank has most recently saved under a name.
 
-    This call isn't collective: the other worker isn't interrupted. The copy is always consistent, even
-    if that worker saves again or fails meanwhile. Successive requests to a worker never return an older
-    version. A copy from a worker on another host is sent over the network. If that host is lost during
-    the call, the function treats the worker as ended.
+    This call isn't a collective, and it doesn't interrupt the other worker. The copy is always
+    consistent, even if that worker saves again or fails during the call. A later request to the same
+    worker never returns an older version. If the worker is on another host, the copy is sent over the
+    network. If that host is lost during the call, the function treats the worker as ended.
 
     Args:
         rank: the rank that saved the array.
@@ -453,12 +469,12 @@ def request(rank: int, name: str) -> Saved | None:
         The copy and its version, or None if the rank has saved nothing yet or has ended.
 
     Raises:
-        ValueError: if there is no such rank, or if an optimizer saved its model under that name.
-        CollectiveTimeoutError: if the owner keeps saving, so that no consistent copy can be made. Also
-            if the owner's host doesn't answer within KUNGFU_COLLECTIVE_TIMEOUT and isn't lost either.
+        ValueError: if there is no such rank, or if an optimizer has saved its model under that name.
+        CollectiveTimeoutError: if the rank saves so often that no consistent copy can be made, or if
+            the rank's host isn't lost but doesn't answer within KUNGFU_COLLECTIVE_TIMEOUT.
         StaleClusterError: if the rank is on another host and the cluster changes before the copy
             arrives.
-        InternalError: if the copy doesn't match the shape and dtype that it was saved with.
+        InternalError: if the copy doesn't match the shape and dtype with which it was saved.
     """
     runtime.init()
     if rank < 0:

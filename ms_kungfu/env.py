@@ -1,8 +1,9 @@
 """All environment variables that ms_kungfu reads or sets, with type, unit, default and setter.
 
-Names and parsing are defined only here. Other code calls, for example, ``env.COLLECTIVE_TIMEOUT.get()``. If a variable
-is unset or empty, its default is used. If its value can't be parsed, ``get`` raises a ValueError that names the
-variable, the value and the expected form. ``python -m ms_kungfu.env`` prints the table as docs/environment.md.
+Only this module defines the names of the variables and parses their values. Other code calls, for example,
+``env.COLLECTIVE_TIMEOUT.get()``. If a variable is unset or empty, its default is used. If its value can't be parsed,
+``get`` raises a ValueError that names the variable, the value and the expected form. ``python -m ms_kungfu.env`` prints
+the table of docs/environment.md.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Callable, Generic, TypeVar
 
-_MOST_SECONDS = 2e6  # 23 days, because the timeout of poll(2) is a 31-bit number of milliseconds
+_MOST_SECONDS = 2e6  # about 23 days; poll(2) has a 31-bit timeout in milliseconds
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -28,7 +29,7 @@ class Kind(Generic[T_co]):
 
 @dataclass(frozen=True)
 class Variable(Generic[T]):
-    """An environment variable. `set_by` is "launcher", "user", both, or the name of another program that sets it."""
+    """An environment variable. `set_by` is "launcher", "user", both, or the name of the program that sets it."""
 
     name: str
     kind: Kind[T]
@@ -38,7 +39,7 @@ class Variable(Generic[T]):
     secret: bool = False
 
     def get(self, environ: Mapping[str, str] | None = None) -> T:
-        """Return the parsed value in `environ` (default: os.environ), or the variable's default. Raise ValueError."""
+        """Return the parsed value, or the default. Raise ValueError if it is invalid. By default, read `os.environ`."""
         text = (os.environ if environ is None else environ).get(self.name, "")
         if not text:
             return self.default
@@ -124,19 +125,19 @@ FLAG = Kind({"0": False, "1": True}.__getitem__, "0 or 1")
 SECONDS = Kind(_seconds, "a positive number of seconds up to 2e6", "s")
 PATH = Kind(str, "a path")
 
-SELF = _optional("KUNGFU_SELF", Kind(str, "the worker's 'host:port'"), "This worker's peer ID.")
+SELF = _optional("KUNGFU_SELF", Kind(str, "the worker's 'host:port'"), "The peer ID of this worker.")
 INCARNATION = Variable(
     "KUNGFU_INCARNATION", NUMBER, 0, "The cluster version for which the launcher started this process."
 )
 BROKER = _optional(
     "KUNGFU_BROKER",
     Kind(str, "the name of a socket"),
-    "Abstract Unix socket of the host's broker, without the leading NUL. Unset: a cluster of one.",
+    "Name of the abstract Unix socket of the host's broker, without the leading NUL. Unset: a cluster of one.",
 )
 JOB = _optional(
     "KUNGFU_JOB",
     Kind(str, "a word"),
-    "Identifies the job: the same for all its workers on all hosts, and different for each job.",
+    "The job's ID: the same for all its workers on all hosts, and different for each job.",
 )
 JOB_SECRET = _optional(
     "KUNGFU_JOB_SECRET",
@@ -149,21 +150,21 @@ JOB_SECRET = _optional(
 TLS_CERT = _optional(
     "KUNGFU_TLS_CERT",
     PATH,
-    "This host's certificate, in PEM. With the next two variables it turns on TLS for all traffic between hosts: "
-    "data, launcher messages, the config server (https). Unset: the traffic isn't encrypted.",
+    "This host's certificate, in PEM. With `KUNGFU_TLS_KEY` and `KUNGFU_TLS_CA`, it turns on TLS for all traffic "
+    "between hosts: data, launcher messages, the config server (https). Unset: the traffic isn't encrypted.",
     set_by="user",
 )
 TLS_KEY = _optional(
-    "KUNGFU_TLS_KEY", PATH, "The key of this certificate, in PEM and without a password.", set_by="user"
+    "KUNGFU_TLS_KEY", PATH, "The key of `KUNGFU_TLS_CERT`, in PEM and without a password.", set_by="user"
 )
 TLS_CA = _optional(
-    "KUNGFU_TLS_CA", PATH, "The certificate, in PEM, of the CA that has signed the certificates of all hosts.", "user"
+    "KUNGFU_TLS_CA", PATH, "The certificate, in PEM, of the CA that has signed all hosts' certificates.", "user"
 )
 CONFIG_SERVER = _optional(
     "KUNGFU_CONFIG_SERVER",
     Kind(_url, "an http://, https://, etcd:// or etcds:// URL"),
     "URL of the config server's `/config`, or of the job in etcd. Unset: there is no config server, and the cluster "
-    "can't change. In another shell it names the job for `kungfu-run resize` and `evict`. `kungfu-run` itself "
+    "can't change. In a shell, it names the job for `kungfu-run resize` and `evict`. `kungfu-run` itself "
     "doesn't read it.",
     set_by="launcher, or by hand",
 )
@@ -171,17 +172,17 @@ WATCH = Variable("KUNGFU_WATCH", FLAG, False, "Whether the launcher follows the 
 HOSTS = _optional(
     "KUNGFU_HOSTS",
     Kind(_hosts, "'host:slots', comma-separated"),
-    "The slots of each host, if `-H` gives them. Unset: no limit.",
+    "The slots of each host, if `-H` sets them. Unset: no limit.",
 )
 PORT_RANGE = _optional(
-    "KUNGFU_PORT_RANGE", Kind(port_range, "'first-last' (ports)"), "Ports for new workers, first and last included."
+    "KUNGFU_PORT_RANGE", Kind(port_range, "'first-last' (ports)"), "Ports for new workers, including first and last."
 )
 COLLECTIVE_TIMEOUT = Variable(
     "KUNGFU_COLLECTIVE_TIMEOUT",
     SECONDS,
     600.0,
-    "How long a collective waits for a live rank that doesn't join it. In the last 5 s (at most the last half) of "
-    "this time, the launcher looks for a stuck rank. It logs the rank's stack, and with `-w` kills the rank.",
+    "How long a collective waits for a live rank that doesn't join it. In the last 5 s of this time (at most in its "
+    "second half), the launcher looks for a stuck rank. It logs the rank's stack, and with `-w` kills the rank.",
     set_by="user",
 )
 JOIN_TIMEOUT = Variable(
@@ -189,13 +190,13 @@ JOIN_TIMEOUT = Variable(
     SECONDS,
     300.0,
     "Time limit for a new cluster version to assemble, for a new worker to become ready, and for a job's hosts to "
-    "register. The launcher ends a stuck rank, as with KUNGFU_COLLECTIVE_TIMEOUT.",
+    "register. The launcher ends a stuck rank, as with `KUNGFU_COLLECTIVE_TIMEOUT`.",
     set_by="user",
 )
 DISTRIBUTE_HOSTS = _optional(
     "KUNGFU_DISTRIBUTE_HOSTS",
     Kind(_hosts, "'host:slots', comma-separated"),
-    "The hosts of `kungfu-distribute`. A `kungfu-run` without `-H`, `-hostfile` and `-standalone` uses these hosts.",
+    "The hosts of `kungfu-distribute`. `kungfu-run` without `-H`, `-hostfile` and `-standalone` uses them.",
     set_by="kungfu-distribute",
 )
 DISTRIBUTE_SHELL = _optional(
@@ -204,56 +205,56 @@ DISTRIBUTE_SHELL = _optional(
     "Process ID of `kungfu-distribute` on this host. The head node sends SIGUSR1 to it when the job has begun.",
     set_by="kungfu-distribute",
 )
-RAY_FOLDER = _optional("KUNGFU_RAY_FOLDER", PATH, "Folder of a worker's function and result.", "ms_kungfu.ray")
+RAY_FOLDER = _optional("KUNGFU_RAY_FOLDER", PATH, "Folder with a worker's function and result.", "ms_kungfu.ray")
 DEVICE_ENGINE = Variable(
     "KUNGFU_DEVICE_ENGINE",
     Kind(_one_of("auto", "vendor", "staging"), "auto, vendor or staging"),
     "auto",
-    "What runs reductions between GPUs or Ascend devices. `vendor`: the vendor's library (NCCL, HCCL), or "
-    "an error. `staging`: the runtime, through host memory. `auto`: the vendor's library if all ranks can "
-    "use it, else the runtime.",
+    "What runs reductions between GPUs or Ascend devices. `vendor`: the vendor's library (NCCL, HCCL), or an error. "
+    "`staging`: the runtime, through host memory. `auto`: the vendor's library if all ranks can use it, otherwise the "
+    "runtime.",
     set_by="user",
 )
 DEVICE_CHUNK_BYTES = Variable(
     "KUNGFU_DEVICE_CHUNK_BYTES",
     Kind(_natural, "a number", "bytes"),
     4 << 20,
-    "Size of the pieces in which device memory is copied through host memory. It must be the same on all ranks.",
+    "Size of the chunks in which device memory is copied through host memory. It must be the same on all ranks.",
     set_by="user",
 )
 DEVICE_RUNTIME_LIBRARY = _optional(
     "KUNGFU_DEVICE_RUNTIME_LIBRARY",
     PATH,
-    "The CUDA runtime (libcudart) or AscendCL (libascendcl) to open. Unset: the library that is already loaded, else "
+    "The CUDA runtime (libcudart) or AscendCL (libascendcl) to open. Unset: the library that is already loaded, or "
     "the library that the loader finds.",
     set_by="user",
 )
 DEVICE_ENGINE_LIBRARY = _optional(
     "KUNGFU_DEVICE_ENGINE_LIBRARY",
     PATH,
-    "NCCL (libnccl) or HCCL (libhccl) to open. Unset: the first that exists of the loaded library, the Python "
-    "package nvidia-nccl-cu*, MindSpore's library, and the loader's library.",
+    "NCCL (libnccl) or HCCL (libhccl) to open. Unset: the first of these that exists: the loaded library, the Python "
+    "package nvidia-nccl-cu*, MindSpore's library, the loader's library.",
     set_by="user",
 )
 PEER_TIMEOUT = Variable(
     "KUNGFU_PEER_TIMEOUT",
     Kind(_seconds_or_0, "a number of seconds up to 2e6, 0 for never", "s"),
     30.0,
-    "How long a worker may hang, for example stopped by SIGSTOP, before the launcher kills it (`-peer-timeout`). "
-    "Computing, compiling and waiting for other workers don't count as hanging.",
+    "How long a worker may hang, for example stopped by SIGSTOP, before the launcher kills it "
+    "(`-peer-timeout`). Computing, compiling and waiting for other workers don't count as hanging.",
     set_by="user",
 )
 PARKED = Variable(
-    "KUNGFU_PARKED", FLAG, False, "This process joins a running job. It joins when it is ready to train, not in `init`."
+    "KUNGFU_PARKED", FLAG, False, "Whether this process joins a running job, when it is ready to train, not in `init`."
 )
 STANDBY = _optional(
-    "KUNGFU_STANDBY", NUMBER, "The number of this standby. It gets its peer ID when a worker is needed."
+    "KUNGFU_STANDBY", NUMBER, "The number of this standby. The standby gets a peer ID when a worker is needed."
 )
 LEDGER_DIR = _optional(
     "KUNGFU_LEDGER_DIR",
     Kind(str, "a folder"),
     "Folder in which each ElasticDataset records the trained samples, for `python -m ms_kungfu.dataset.audit`. An "
-    "ElasticDataset with `ledger=` uses that folder instead. Unset: no record.",
+    "ElasticDataset with `ledger=FOLDER` uses that folder instead. Unset: no record.",
     set_by="user",
 )
 CONTENTS_CHECK = Variable(
@@ -277,7 +278,7 @@ REPLAY = _optional(
     "KUNGFU_REPLAY",
     PATH,
     "Set by `python -m ms_kungfu.replay` for the program that it runs again. Training then compares its steps with "
-    "the recorded steps, doesn't record them, and requests no other size.",
+    "the recorded steps, doesn't record them, and doesn't request another size.",
     set_by="replay",
 )
 LOG_LEVEL = Variable(
@@ -285,27 +286,27 @@ LOG_LEVEL = Variable(
     Kind(_level, "DEBUG, INFO, WARNING, ERROR or CRITICAL"),
     "INFO",
     "Lowest level of ms_kungfu's lines in a worker's log (stderr). Each resize, failure and checkpoint has a line at "
-    "INFO or above. A wait of 10 s or more is a WARNING. If the program configures logging, its levels apply.",
+    "INFO or above. A wait of 10 s or more is a WARNING. If the program configures logging, its own levels apply.",
     set_by="user",
 )
 TEST_COMM_DELAY_MS = Variable(
     "KUNGFU_TEST_COMM_DELAY_MS",
     Kind(_natural, "a number", "ms"),
     0,
-    "For tests only: delay of each all-reduce of MindSpore's kernels. Read at init.",
+    "For tests only: delay of each all-reduce of MindSpore's kernels. `init` reads it.",
     set_by="user",
 )
 MSRUN_SIZE = _optional(
     "KUNGFU_MSRUN_SIZE",
     NUMBER,
-    "V, the number of virtual ranks that `mindspore.communication` reports (`--msrun`). Unset: MindSpore's own.",
+    "V, the number of virtual ranks that `mindspore.communication` reports (`--msrun`). Unset: MindSpore's own number.",
 )
 MSRUN_RANK = Variable("KUNGFU_MSRUN_RANK", NUMBER, 0, "The virtual rank of this worker. It never changes.")
 METRICS_PORT = _optional(
     "KUNGFU_METRICS_PORT",
     NUMBER,
-    "Port of 127.0.0.1 on which a `Monitor` serves its metrics. The host's other workers use the next "
-    "ports. 0: any free port. Unset: no metrics are served.",
+    "Port of 127.0.0.1 on which a `Monitor` serves its metrics. The host's other workers use the following ports. "
+    "0: any free port. Unset: no metrics are served.",
     set_by="user",
 )
 START_SIZE = _optional(
@@ -318,10 +319,10 @@ COMPILE_AHEAD = Variable(
     "KUNGFU_COMPILE_AHEAD",
     Kind(_seconds_or_0, "seconds", "s"),
     5.0,
-    "Limit for [compiling](resizing.md#batch-shapes) for a failure in advance.",
+    "Time limit for [compiling](resizing.md#batch-shapes) in advance for a failure.",
     set_by="user",
 )
-# MindSpore's names, for programs that read them. MindSpore itself reads DEVICE_ID.
+# The names that MindSpore uses, for programs that read them. MindSpore itself reads DEVICE_ID.
 RANK_ID = Variable("RANK_ID", NUMBER, 0, "The worker's rank when it started.")
 RANK_SIZE = Variable("RANK_SIZE", NUMBER, 1, "The cluster size when the worker started.")
 LOCAL_RANK = Variable(
@@ -331,11 +332,11 @@ LOCAL_SIZE = Variable("KUNGFU_LOCAL_SIZE", NUMBER, 1, "The number of workers on 
 PARENT = _optional(
     "KUNGFU_PARENT",
     Kind(_parent, "'process ID:rank:size:local rank:local size:cluster version'"),
-    "Set in a child process of a worker: the worker's process and its numbers when the child started. The child "
-    "reports these numbers as its rank and size, and takes no part in collectives.",
+    "In a child process of a worker: the worker's process and its numbers when the child started. The child reports "
+    "these numbers as its rank and size, and can't take part in collectives.",
     set_by="worker",
 )
-# PyTorch's names for the same.
+# The names that PyTorch uses for the same values.
 PLAIN_RANK = Variable("RANK", NUMBER, 0, "Same as `RANK_ID`, for programs that read torchrun's names.")
 WORLD_SIZE = Variable("WORLD_SIZE", NUMBER, 1, "Same as `RANK_SIZE`.")
 PLAIN_LOCAL_RANK = Variable("LOCAL_RANK", NUMBER, 0, "Same as `KUNGFU_LOCAL_RANK`.")
@@ -350,46 +351,48 @@ DEVICE_ID = Variable(
     "DEVICE_ID",
     NUMBER,
     0,
-    "Index of the worker's device among the devices that are visible to it. MindSpore reads it. Without devices: the "
-    "lowest number that no other worker of the host has.",
+    "Index of the worker's device among the devices that the worker can see. MindSpore reads it. Without devices: "
+    "the lowest number that no other worker of the host has.",
 )
-# Devices that the job may use. Empty means none. The launcher sets the variable in each worker to the worker's devices.
+# The devices that the job may use; an empty value means none. In each worker, the launcher sets the variable to the
+# worker's own devices.
 CUDA_VISIBLE_DEVICES = _optional(
     "CUDA_VISIBLE_DEVICES",
     Kind(str, "numbers or UUIDs of GPUs, comma-separated"),
-    "The GPUs that the job may use (unset: all; empty: none). In a worker: the worker's GPU, or all GPUs of the job "
-    "with `-allow-nvlink`.",
+    "The GPUs that the job may use (unset: all; empty: none). In a worker: the worker's GPU or, with `-allow-nvlink`, "
+    "all GPUs of the job.",
     set_by="user, launcher",
 )
 ASCEND_RT_VISIBLE_DEVICES = _optional(
     "ASCEND_RT_VISIBLE_DEVICES",
     Kind(str, "numbers of devices, comma-separated"),
-    "The Ascend devices that the job may use (unset: all; empty: none). In a worker: the worker's device, or all "
-    "devices of the job with a rank table.",
+    "The Ascend devices that the job may use (unset: all; empty: none). In a worker: the worker's device or, with a "
+    "rank table, all devices of the job.",
     set_by="user, launcher",
 )
 RANK_TABLE_FILE = _optional(
-    "RANK_TABLE_FILE", PATH, "Ascend rank table. The workers get the devices that it lists.", set_by="user"
+    "RANK_TABLE_FILE", PATH, "Ascend rank table. The workers get the devices that the table lists.", set_by="user"
 )
 HCCL_CONFIG_PATH = _optional("MINDSPORE_HCCL_CONFIG_PATH", PATH, "Takes precedence over `RANK_TABLE_FILE`.", "user")
-# etcdctl's names, for `-config-server etcd://...`. Each host, and each worker that writes, needs these variables.
+# The names that etcdctl uses, for `-config-server etcd://...`. Each host needs these variables, and so does each worker
+# that writes to etcd.
 ETCD_USER = _optional("ETCDCTL_USER", Kind(str, "NAME:PASSWORD, or NAME"), "The job's user in etcd.", "user", True)
 ETCD_PASSWORD = _optional(
-    "ETCDCTL_PASSWORD", Kind(str, "a password"), "The user's password, if it isn't in `ETCDCTL_USER`.", "user", True
+    "ETCDCTL_PASSWORD", Kind(str, "a password"), "The password, if it isn't in `ETCDCTL_USER`.", "user", True
 )
 ETCD_CACERT = _optional(
     "ETCDCTL_CACERT", PATH, "The CA of etcd's certificates (`etcds://`). Unset: the system's CAs.", set_by="user"
 )
 ETCD_CERT = _optional("ETCDCTL_CERT", PATH, "The job's certificate for etcd, if etcd requires one.", set_by="user")
 ETCD_KEY = _optional("ETCDCTL_KEY", PATH, "The key of the certificate in `ETCDCTL_CERT`.", set_by="user")
-# Slurm's variables for each task.
+# The variables that Slurm sets for each task.
 _NODES = Kind(str, "a list of nodes like gpu[01-03],login")
 _COUNTS = Kind(str, "a number for each node, like 2(x3),1")
 SLURM_JOB_ID = _optional("SLURM_JOB_ID", NUMBER, "The number of the allocation.", set_by="Slurm")
 SLURM_STEP_ID = _optional(
     "SLURM_STEP_ID",
     NUMBER,
-    "The number of the step in the allocation. If both numbers are set, and none of `-H`, `-hostfile`, "
+    "The number of the step in the allocation. If `SLURM_JOB_ID` is set too, and none of `-H`, `-hostfile`, "
     "`-standalone`, `-self` and `-nic` is given, the nodes of the step are the job's hosts.",
     set_by="Slurm",
 )
@@ -401,7 +404,7 @@ SLURM_TASKS_PER_NODE = _optional(
     "SLURM_TASKS_PER_NODE", _COUNTS, "Tasks on each node. If any node has several, they limit its workers.", "Slurm"
 )
 SLURM_STEP_TASKS_PER_NODE = _optional(
-    "SLURM_STEP_TASKS_PER_NODE", _COUNTS, "The same for the step. It takes precedence.", "Slurm"
+    "SLURM_STEP_TASKS_PER_NODE", _COUNTS, "The same for the step. Takes precedence.", "Slurm"
 )
 SLURM_JOB_CPUS_PER_NODE = _optional(
     "SLURM_JOB_CPUS_PER_NODE",
@@ -418,29 +421,30 @@ VARIABLES: tuple[Variable[object], ...] = tuple(v for v in list(globals().values
 
 COMPILE_CACHE = "MS_COMPILER_CACHE_ENABLE"
 
-# Variables of other programs: name, setter, and ms_kungfu's use. The code that needs such a variable reads it by name.
-# These variables aren't in `VARIABLES`: the launcher checks the `VARIABLES` that the user sets before a job starts,
-# and a Ray driver passes them on to all nodes.
+# Variables of other programs: the name, the setter, and what ms_kungfu uses the variable for. The code that needs one
+# of these variables reads it by name. They aren't in `VARIABLES`, because the launcher checks the `VARIABLES` that the
+# user sets before a job starts, and a Ray driver passes the `VARIABLES` on to all nodes.
 OTHERS: tuple[tuple[str, str, str], ...] = (
-    ("OMP_NUM_THREADS", "user, else launcher", "Threads of a worker. If it is unset, `kungfu-run` sets it to the "
-     "worker's share of the cores."),
+    ("OMP_NUM_THREADS", "user, else launcher", "Threads of a worker. If it is unset, "
+     "`kungfu-run` sets it to the worker's share of the cores."),
     ("PYTHONUNBUFFERED", "user, else launcher", "If it is unset, `kungfu-run` sets it to 1 in each worker, so that "
      "output appears as it is printed."),
-        ("XDG_RUNTIME_DIR", "the system", "Its folder `ms_kungfu` holds a job's secret, its socket for `kungfu-run "
-     "status`, and the locks of its cores. Unset: `/run/user/UID`. If that folder can't be used: "
-     "`/tmp/ms_kungfu-UID`, then `/var/tmp/ms_kungfu-UID`, then `$TMPDIR/ms_kungfu-UID`."),
-    ("TMPDIR", "user", "The folder for temporary files. Its folder `ms_kungfu-UID` holds the secret and the socket "
-     "if they can't be in `/tmp` or `/var/tmp`."),
+        ("XDG_RUNTIME_DIR", "the system", "Its folder `ms_kungfu` contains a job's secret, the job's socket for "
+     "`kungfu-run status`, and the locks of the job's cores. Unset: `/run/user/UID`. If that folder can't be "
+     "used: `/tmp/ms_kungfu-UID`, then `/var/tmp/ms_kungfu-UID`, then `$TMPDIR/ms_kungfu-UID`."),
+    ("TMPDIR", "user", "The folder for temporary files. Its folder `ms_kungfu-UID` contains a job's secret "
+     "and socket if they can't be in `/tmp` or `/var/tmp`."),
     ("SLURM_CPU_BIND_TYPE", "Slurm", "Whether Slurm has bound tasks to cores (`mask_cpu`)."),
     ("SLURM_CPU_BIND_LIST", "Slurm", "The cores to which the tasks of the node are bound. `kungfu-run` uses the "
-     "cores of all of these tasks."),
+     "cores of all these tasks."),
     ("RAY_ADDRESS", "user", "The Ray cluster of `kungfu-run -engine ray` and `ms_kungfu.ray.run`, if no address or "
      "`auto` is given."),
     ("ONEDNN_MAX_CPU_ISA", "user, else launcher", "The newest instruction set that MindSpore's convolutions may use."
-     " If it is unset, `kungfu-run` may set it ([`-cpu-isa`](cores.md#vector-instructions)). The doctor shows it. A "
-     "ledger of shards records the resulting instruction set, because the bits depend on it."),
+     " If it is unset, `kungfu-run` may set it ([`-cpu-isa`](cores.md#vector-instructions)). The doctor shows it. "
+     "A ledger with shards records the resulting instruction set, because exact results depend on it."),
     ("DNNL_MAX_CPU_ISA", "user", "The same, if `ONEDNN_MAX_CPU_ISA` is unset."),
-    ("XDG_CACHE_HOME", "user", "Its folder `ms_kungfu` holds the measurements of `-cpu-isa auto`. Unset: `~/.cache`."),
+    ("XDG_CACHE_HOME", "user", "Its folder `ms_kungfu` contains the measurements of `-cpu-isa auto`. Unset: "
+     "`~/.cache`."),
     ("GLOG_v", "user", "MindSpore's log level. `python -m ms_kungfu.fusion` sets it to 4 if it is unset."),
     (COMPILE_CACHE, "user", "`kungfu-run` removes it from a worker's environment, and logs a line if it is 1: "
      "MindSpore's compile cache is off in workers ([why](limits.md))."),
@@ -449,20 +453,20 @@ OTHERS: tuple[tuple[str, str, str], ...] = (
     ("CUDA_HOME", "user", "The folder in which the doctor looks for `nvcc`."),
     ("ASCEND_TOOLKIT_HOME", "CANN's set_env.sh", "The folder in which the doctor looks for CANN."),
     ("ASCEND_HOME_PATH", "CANN's set_env.sh", "The same, if `ASCEND_TOOLKIT_HOME` is unset."),
-    ("MINDSPORE_ROOT", "user", "Used when ms_kungfu is built: the folder of the MindSpore version to build for. "
-     "Unset: the installed MindSpore. `-DMINDSPORE_ROOT=` overrides it."),
+    ("MINDSPORE_ROOT", "user", "The folder of the MindSpore for which ms_kungfu is built. Unset: the installed "
+     "MindSpore. `-DMINDSPORE_ROOT=` overrides it."),
 )  # fmt: skip
 
 
 def to_markdown() -> str:
-    """Return docs/environment.md."""
+    """Return the text of docs/environment.md."""
     lines = [
         "# Environment variables",
         "",
         "Generated by `python -m ms_kungfu.env > docs/environment.md`; edit `ms_kungfu/env.py` instead.",
         "",
-        "`kungfu-run` passes its own environment on to the workers, and adds the variables set by the",
-        "launcher. If a value can't be parsed, the program exits with a message that names the variable.",
+        "`kungfu-run` passes its own environment on to the workers, and adds the variables that the launcher",
+        "sets. If a value can't be parsed, the program exits with a message that names the variable.",
         "",
         "| variable | value | unit | default | set by | meaning |",
         "|---|---|---|---|---|---|",

@@ -1,9 +1,9 @@
 """This process as a member of a cluster.
 
-``kungfu-run`` starts a process with environment variables that describe its cluster. Without them
-the process is a cluster of one, in which every call works and nothing is sent. The process joins
-its cluster at :func:`init`, or at the first call that needs the cluster. It leaves when it ends or
-calls :func:`finalize`.
+``kungfu-run`` starts a process with environment variables that describe its cluster. Without these
+variables, the process is a cluster of one, in which every call works without communication. The
+process joins its cluster when it calls :func:`init` or another function that needs the cluster. It
+leaves when it ends or calls :func:`finalize`.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ _alone = 0  # number of nested keep_waiting blocks
 def init(device: str | None = None) -> None:
     """Join the cluster for which ``kungfu-run`` has started this process.
 
-    Idempotent; the first call is collective.
+    The first call is a collective. Further calls do nothing.
 
-    A process that is started for a running job doesn't wait here. It joins when it begins to train
-    (``ElasticTraining``, ``KungFuElasticCallback``), or at its first collective. So the other workers
-    keep training while it imports and compiles. Until it has joined, its rank and size are provisional:
-    they are the values with which it was started.
+    If the process was started for a running job, `init` doesn't wait for the cluster. The process joins
+    when it begins to train (``ElasticTraining``, ``KungFuElasticCallback``), or at its first
+    collective. So the other workers continue training while the new process imports modules and
+    compiles. Until the process has joined, its rank and size are provisional: they are the values with
+    which it was started.
 
     Args:
-        device: MindSpore's name of the device: ``"CPU"``, ``"GPU"`` or ``"Ascend"``. For GPU and Ascend
-            the vendor's libraries are opened now instead of with the first primitive.
+        device: MindSpore's name of the device: ``"CPU"``, ``"GPU"`` or ``"Ascend"``. For GPU and
+            Ascend, `init` opens the vendor's libraries, which are otherwise opened with the first
+            primitive.
 
     Raises:
-        ValueError: for another device, or for an invalid value of an environment variable.
-        ImportError: if a library that the device needs is missing. In this case the process hasn't
+        ValueError: if the device is unknown, or if an environment variable has an invalid value.
+        ImportError: if a library that the device needs is missing. In this case, the process hasn't
             joined.
         CollectiveTimeoutError: if the other members don't join within ``KUNGFU_JOIN_TIMEOUT``.
     """
@@ -64,21 +66,22 @@ def init(device: str | None = None) -> None:
                         outside.start(member)
                     membership.report_program_end(member)
         member.core.set_delay_for_tests(member.get(env.TEST_COMM_DELAY_MS))
-        # Don't leave the cluster at exit. A failing process would then notify the other workers before the launcher
-        # knows its exit code. The other workers would fail first, and the launcher would report them as the cause. The
-        # launcher marks a process as ended within milliseconds.
+        # Don't leave the cluster when the process exits. If a failing process left, it would notify the other workers
+        # before the launcher knows its exit code. The other workers would then fail first, and the launcher would
+        # report them as the cause. The launcher itself detects within milliseconds that a process has ended.
         member.begun = True
 
 
 def finalize(device: str | None = None) -> None:
     """Leave the cluster.
 
-    Idempotent. Peers that still wait for this process raise ``PeerLostError`` at once.
+    Workers that still wait for this process immediately raise ``PeerLostError``. Further calls do
+    nothing.
 
     Args:
-        device: ignored; older programs pass it.
+        device: ignored. Programs for older versions pass it.
     """
-    del device  # older programs pass it
+    del device
     member = membership.current()
     with member.joining:
         if not member.begun:
@@ -92,12 +95,12 @@ def finalize(device: str | None = None) -> None:
 
 
 class KungFuContext:
-    """Join the cluster for a ``with`` block, and leave it at the end.
+    """Join the cluster for a block, ``with KungFuContext(device="CPU"):``, and leave it afterwards.
 
-    ``with KungFuContext(device="CPU"):``. If an exception ends the block, the process doesn't leave: it
-    is about to fail, and the launcher logs the failure. The other workers continue without it if the
-    job has ``-recover``. If the process left instead, that would be an error for workers that wait for
-    it.
+    If an exception ends the block, the process doesn't leave the cluster: it is about to fail, and the
+    launcher logs the failure. If the job has ``-recover``, the other workers continue without the
+    failed process. If the process left the cluster instead, workers that wait for it would raise an
+    error.
 
     Args:
         device: as in :func:`init`.
@@ -123,7 +126,7 @@ def using_kungfu() -> bool:
 
 
 def _begin_to_ask() -> None:
-    """Join the cluster, except in a child process of `multiprocessing`, which would take its worker's slot."""
+    """Call `init`, except in a child process of `multiprocessing`, which would take its worker's slot."""
     member = membership.current()
     if member.begun or not (using_kungfu() and may_take_a_slot(member)):
         init()
@@ -132,8 +135,8 @@ def _begin_to_ask() -> None:
 def current_rank() -> int:
     """Return this process's rank, starting at 0.
 
-    The rank changes only inside a resize. A child process of a worker returns the rank that the worker
-    had when the child started.
+    The rank changes only during a resize. In a child process of a worker, the function returns the rank
+    that the worker had when the child started.
     """
     _begin_to_ask()
     return membership.rank()
@@ -142,7 +145,7 @@ def current_rank() -> int:
 def current_cluster_size() -> int:
     """Return the number of ranks.
 
-    The number changes only inside a resize.
+    The number changes only during a resize.
     """
     _begin_to_ask()
     return membership.size()
@@ -170,10 +173,11 @@ def cluster_version() -> int:
 
 
 def uid() -> int:
-    """Return a number that no other process of this job has or had.
+    """Return a number that no other process of this job has or has had.
 
-    The number is ``start version << 48 | host << 16 | port``, where host is the IPv4 address or a
-    32-bit checksum of the host name. The number of a standby changes when it joins.
+    The number is ``version << 48 | host << 16 | port``. Here, version is the cluster version for which
+    the process was started. host is the IPv4 address or a 32-bit checksum of the host name. The number
+    of a standby changes when the standby joins.
     """
     return membership.uid()
 
@@ -190,19 +194,20 @@ def detached() -> bool:
 def keep_waiting() -> Iterator[None]:
     """Make the other workers wait during a ``with`` block, without a time limit.
 
-    ``with keep_waiting(): evaluate()`` is for work that this worker does alone. During the block the
-    other workers reach their next collective, where they would normally time out after
+    ``with keep_waiting(): evaluate()`` is for work that only this worker does. During the block, the
+    other workers reach their next collective. They would normally time out there after
     ``KUNGFU_COLLECTIVE_TIMEOUT``. With this block, the timeout starts when the block ends, or when the
     outermost block ends if blocks are nested.
 
-    The function isn't collective, and the block must not call a collective. It has no effect in a
-    cluster of one, or in a process that has left or not joined yet. If this worker fails meanwhile, the
-    other workers handle the failure as usual. If it hangs, they wait forever.
+    The function isn't a collective, and the block must not call a collective. The block has no effect
+    in a cluster of one, or in a process that has left or hasn't joined yet. If this worker fails during
+    the block, the other workers handle the failure like any other. If this worker hangs in the block,
+    they wait forever.
     """
     global _alone
     init()
     if membership.is_deferred() or membership.is_detached():
-        yield  # notifying other workers would join the cluster
+        yield  # `set_busy` would make this process join the cluster
         return
     with _lock:
         _alone += 1
@@ -220,13 +225,13 @@ def keep_waiting() -> Iterator[None]:
 def run_barrier() -> None:
     """Wait until every living rank has called this function.
 
-    At a worker that is started for a running job, the call returns at once before training begins. The
-    members have passed this barrier of the program's preparation ("rank 0 downloads, the others wait")
-    long before.
+    In a worker that was started for a running job, the call returns immediately as long as the worker
+    hasn't joined. Programs use such a barrier to prepare for training ("rank 0 downloads, the others
+    wait"), and the cluster's members passed it long before.
 
-    The worker waits like any other worker after it has joined. It joins when it begins to train, or at
-    its first collective that moves data. If the members are in a later call of training, it waits only
-    after it has reached that call.
+    The worker joins when it begins to train, or at its first collective that moves data. From then on,
+    it waits in a barrier like any other worker. But if the members are in a later training call, it
+    waits only after it has reached that call.
     """
     init()
     if not membership.is_deferred() and not membership.is_catching_up():
@@ -236,22 +241,22 @@ def run_barrier() -> None:
 def resize(size: int) -> tuple[bool, bool]:
     """Change the cluster to `size` ranks.
 
-    Collective: every rank must request the same size.
+    This function is a collective: every rank must request the same size.
 
     Args:
         size: the number of ranks, at least 1.
 
     Returns:
         Two booleans, ``(changed, detached)``. The first says whether the membership has changed, the
-        second whether this process is no longer part of the cluster. Requesting the present size
-        returns ``(False, False)`` and needs no config server.
+        second whether this process is no longer part of the cluster. If `size` is the present size, the
+        result is ``(False, False)``, and no config server is needed.
 
     Raises:
-        ValueError: for a size below 1.
+        ValueError: if `size` is below 1.
         CollectiveMismatchError: if the ranks request different sizes.
         CollectiveTimeoutError: if not all ranks call this function. Ranks that continue training
-            instead wait, too.
-        ResizeError: if the change isn't possible. The cluster is unchanged.
+            instead also wait until this timeout.
+        ResizeError: if the change isn't possible. The cluster doesn't change.
     """
     init()
     change = membership.resize(size)
@@ -261,15 +266,16 @@ def resize(size: int) -> tuple[bool, bool]:
 def propose_new_size(size: int) -> None:
     """Request an asynchronous resize to `size` workers.
 
-    Training continues, and the cluster changes at one of the next steps, as with ``kungfu-run resize``.
-    This isn't collective: any worker may call it, and the last request wins.
+    Training continues, and the cluster changes a few steps later, as with ``kungfu-run resize``. This
+    function isn't a collective: any worker may call it. If there are several requests, the last one
+    counts.
 
     Args:
         size: the number of workers, at least 1.
 
     Raises:
-        ValueError: for a size below 1.
-        ResizeError: if the job can't change its size, or can't change to this size.
+        ValueError: if `size` is below 1.
+        ResizeError: if the job can't change its size at all, or can't change to this size.
         ConfigServerError: if the config server can't be reached.
     """
     init()
@@ -280,8 +286,8 @@ def propose_new_size(size: int) -> None:
 def last_error() -> Exception | None:
     """Return the last failure of the runtime in this process.
 
-    MindSpore converts an exception in a kernel to a RuntimeError whose text begins with the exception's
-    name. This function returns the original exception.
+    If a kernel raises an exception, MindSpore converts it to a RuntimeError whose text begins with the
+    exception's name. This function returns the original exception.
 
     Returns:
         The typed exception, or ``None`` if there was no failure.

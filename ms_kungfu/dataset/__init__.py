@@ -1,7 +1,7 @@
-"""Data that follows the cluster: :class:`ElasticDataset`.
+"""Datasets that adapt to the cluster.
 
-:class:`ElasticDataset` loads on first use because it needs MindSpore. :func:`indexed` gives each
-sample of a dataset a number.
+:class:`ElasticDataset` partitions the samples again whenever the cluster changes. :func:`indexed`
+numbers the samples of a dataset. Both load on first use, because they need MindSpore.
 """
 
 from __future__ import annotations

@@ -1,36 +1,38 @@
 """Prove from the ledger that each sample was trained once per epoch: ``python -m ms_kungfu.dataset.audit LOGDIR``.
 
-The audit reads only what the workers of an ElasticDataset with a ``ledger`` wrote (`ms_kungfu.dataset.ledger`). Exit
-status:
-- 0: every finished epoch trained each sample exactly once. With ``drop_remainder``, a remainder smaller than a global
+The audit reads only the ledger files, which the workers write if their ElasticDataset has a ``ledger``
+(`ms_kungfu.dataset.ledger`). The exit status of the command is:
+- 0: Every finished epoch trained each sample exactly once. With ``drop_remainder``, a remainder smaller than a global
   batch may stay untrained. The last, unfinished epoch trained no sample twice. No two records contradict each other,
   and no record is missing.
-- 1: a condition above doesn't hold, or no step is on record. The report names the samples, contradictions and gaps.
-- 2: there is no ledger, or this version can't read it.
+- 1: A condition of status 0 doesn't hold, or the ledger has no record of any step. The report names the samples,
+  contradictions and gaps.
+- 2: There is no ledger, or this version of ms_kungfu can't read it.
 
 The audit checks these conditions:
-- All workers in a step agree on the step: cluster version, members, participants, batch, seed and total. A worker's
-  record doesn't count if the other workers' records don't include that worker: that worker failed, and the step was
-  committed without it.
+- All workers that took part in a step recorded the same cluster version, members, participants, batch, seed and total.
+  A worker's record doesn't count if the other workers' records don't include that worker: that worker failed, and the
+  step was committed without it.
 - Each worker received the share that follows from the batch and the members.
 - If a step is partitioned into shards (format 3), its whole batch is trained even if workers failed in the step. Each
   worker trained at least its assigned shards. Each shard of a failed worker was trained by exactly one other worker.
-  If a participant failed before it wrote a record, it counts as having trained its assigned shards, unless another
-  record has them.
+  If a participant failed before it wrote a record, the audit assumes that it trained its assigned shards, except those
+  that another worker recorded.
 - The lines of a file are consecutive: each line continues the ``crc`` of the line before, and steps and ends of epochs
   have consecutive numbers. Only the last line may be torn.
 - A worker that takes part in a step of a cluster version also takes part in all earlier steps of that version, and has
   a record of each. Only the records of its last update may be missing, if it failed before it wrote them. The report
-  lists that as a note, because the other workers' records contain its share.
+  lists missing records of this kind as a note, because the other workers' records contain that worker's share.
 - If workers recorded checksums after a step (`ledger_fingerprints`), the checksums are the same on all workers.
 - Epochs have consecutive numbers, steps of an epoch have consecutive numbers, and a job's cluster versions increase.
 - Over an epoch, the shares of the participants contain each position of the permutation once.
 - If all files have hashes of sample contents (`ms_kungfu.dataset.contents`), the hashes are the same.
 
-The proof covers sample *numbers*. The hashes show that a number stands for the same sample in each process, for some
-or all of the samples. The outcome names what is proven: ``(numbers)`` or ``(numbers and contents)``.
+The ledger itself proves only which sample *numbers* were trained. The hashes show, for some or all samples, that a
+number stands for the same sample in each process. The last line of the report says what is proven: ``(numbers)`` or
+``(numbers and contents)``.
 
-The audit can't detect that the end of every file of a ledger is missing.
+The audit can't detect a loss of records if the last lines are missing from every file of the ledger.
 
 A job that continues from a checkpoint of an earlier job writes to the same folder. Records that the earlier job wrote
 after that checkpoint no longer belong to the training run and don't count (`ms_kungfu.dataset.history`).
@@ -64,7 +66,7 @@ _Steps = dict[int, dict[_Place, list[Record]]]  # records by dataset and place
 
 
 def audit(files: dict[str, list[Record]], problems: Iterable[str] = (), notes: Iterable[str] = ()) -> Report:
-    """Check the records of `files` (a list for each worker, in the order written)."""
+    """Check the records in `files`: for each file name, the records in the order in which a worker wrote them."""
     report = Report(len(set(map(worker_of, files))), 0, [], list(problems), list(notes))
     for records in files.values():
         _follow_one_another(records, report)
@@ -112,12 +114,12 @@ def audit(files: dict[str, list[Record]], problems: Iterable[str] = (), notes: I
 
 
 def _follow_one_another(records: Sequence[Record], report: Report) -> None:
-    """Check that a worker recorded each step and each end of an epoch, beginning with the worker's first record."""
+    """Check that no step and no end of an epoch is missing after a worker's first record."""
     for before, record in zip(records, records[1:]):
         if isinstance(record.claim, Stop):
             break
         ended, ends = isinstance(before.claim, End), isinstance(record.claim, End)
-        # For the end of an epoch, `step` is the number of steps in the epoch.
+        # In the record of an epoch's end, `step` is the number of steps in the epoch.
         due = (before.epoch + 1, 0) if ended else (before.epoch, before.step + 1)
         follows = (record.job, record.data, record.place) == (before.job, before.data, due)
         if not follows or (ended and ends):
@@ -127,7 +129,7 @@ def _follow_one_another(records: Sequence[Record], report: Report) -> None:
 
 
 def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, Claim], report: Report) -> None:
-    """Check that a participant in a step recorded all earlier steps of the version, and that versions increase."""
+    """Check that a step's participants recorded the cluster version's earlier steps, and that versions increase."""
     versions: dict[tuple[str, int], list[_Place]] = defaultdict(list)
     of_job: dict[str, int] = {}
     first = next(iter(agreed.values()), None)
@@ -176,9 +178,9 @@ def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, C
 
 
 def _compare(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, Claim], report: Report) -> None:
-    """Check that all workers had the same checksums.
+    """Check that all workers recorded the same checksums after a step.
 
-    Report only the first step that differs, because later steps differ as a consequence.
+    Report only the first step whose checksums differ, because later checksums differ as a consequence.
     """
     for place, claim in agreed.items():
         had: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -198,7 +200,7 @@ def _compare(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, 
 
 
 def _compare_contents(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, Claim], report: Report) -> int:
-    """Return how many samples have equal contents in the files of all relevant workers; 0 if a file has no hashes."""
+    """Return how many samples have the same contents in all workers' files; 0 if a file has no hashes."""
     of_files: dict[str, Record] = {}
     for place, claim in agreed.items():
         for record in found[place]:
@@ -226,7 +228,7 @@ def _compare_contents(data: int, found: dict[_Place, list[Record]], agreed: dict
 
 
 def _end(name: str, records: list[Record], steps: int, report: Report) -> End | None:
-    """Return the records of an epoch's end, one for each worker that reached it."""
+    """Return what the workers recorded at an epoch's end; None if no worker recorded it."""
     said = {(record.step, record.claim): record for record in records}
     if len(said) > 1 or any(counted != steps for counted, _ in said):
         counts = ", ".join(f"{record.step} by rank {record.rank} ({record.where})" for record in said.values())
@@ -237,7 +239,7 @@ def _end(name: str, records: list[Record], steps: int, report: Report) -> End | 
 
 
 def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
-    """Return the records of a step from the workers that took part in the step."""
+    """Return the record of a step on which its participants agree, and report workers that contradict it."""
     claims = Counter(record.claim for record in records if isinstance(record.claim, Claim))
     # Find the claim on which all participants with a record of the step agree.
     stands = [c for c in claims if all(r.claim == c for r in records if r.rank in c.participants)]
@@ -255,14 +257,14 @@ def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
         if record.claim != agreed:
             if len(stands) == 1:
                 report.notes.append(
-                    f"{name}: the record of rank {record.rank} doesn't count, because the rank took no part in the step"
+                    f"{name}: the record of rank {record.rank} doesn't count, because the rank didn't take part in it"
                 )
             continue
         if record.rank in seen:
             report.problems.append(f"{name}: rank {record.rank} recorded the step twice ({record.where})")
         seen.add(record.rank)
         if agreed.shards is not None:
-            continue  # handled in `_trained`
+            continue  # `_trained` checks shares that consist of shards
         share = Step(record.step, agreed.batch, agreed.members, agreed.ranks).share(record.rank)
         if not _is_delivered(record.share, share, agreed.batch):
             own = f"rank {record.rank} trained {_text(record.share)}, but its share is {_text(share)} ({record.where})"
@@ -281,7 +283,7 @@ def _is_delivered(given: tuple[Range, ...], share: tuple[Range, ...], batch: tup
     return np.array_equal(sharding.positions(given), sharding.positions(share))
 
 
-# The ranges trained in a step, and the number of samples that returned to the pool after failures.
+# The ranges that a step trained, and how many of the step's samples failed workers had received.
 _Trained = tuple[list[Range], int]
 
 
@@ -307,8 +309,8 @@ def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report)
             given = []
         if not set(dealt[rank]) <= set(given) or len(set(given)) < len(given):
             report.problems.append(
-                f"{name}: rank {rank} trained {_text(record.share)}, but was assigned the shards "
-                f"{dealt[rank]} of {unit} samples each of {_text(claim.batch)} ({record.where})"
+                f"{name}: rank {rank} trained {_text(record.share)}, but the shards {dealt[rank]} of "
+                f"the batch {_text(claim.batch)} were assigned to it ({unit} samples per shard; {record.where})"
             )
         for shard in given:
             (times if dealt[rank] or shard < count - 1 else idle)[shard] += 1
@@ -319,8 +321,8 @@ def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report)
         others = {shard for rank in unwritten for shard in dealt[rank]} | (lost if unwritten or idle[shard] else set())
         if times[shard] == 0 and shard in others:
             times[shard] = 1
-        # A second sum in a step assigns the shards to the living ranks again, so another rank may have received a
-        # shard before.
+        # If a second ShardedStep runs on the batch after a failure, it assigns all shards to the living ranks again.
+        # So two ranks may have received the same shard.
         if claim.shards.sums > 1 and failed:
             times[shard] = min(times[shard], 1)
         if times[shard] != 1:
@@ -348,7 +350,7 @@ def _cover(
     end: End | None,
     report: Report,
 ) -> Epoch:
-    """Return the account of an epoch: what the participants of all its steps trained in total."""
+    """Return what the participants of all steps of an epoch trained in total."""
     first = next(iter(steps.values()))
     total, last_step = first.total, max(steps)
     missing_steps = sorted(set(range(last_step + 1)) - set(steps))
@@ -359,7 +361,7 @@ def _cover(
     given_back = 0
     for step, claim in steps.items():
         if claim.order != first.order:
-            continue  # handled in `_attend`
+            continue  # `_attend` has reported the step
         own, back = outcomes[step]
         given_back += back
         for begin, stop in own:

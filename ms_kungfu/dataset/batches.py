@@ -20,8 +20,8 @@ from ms_kungfu.ops import wait_for_queue
 def _next(batches: Iterator[Any], expected: int, keeps_rows: bool) -> tuple[Any, int]:
     """Return a pipeline's next batch and the batch's number of samples, which must be `expected`.
 
-    A function mapped over whole batches may return a different number of rows. The number of samples is then
-    `expected`, because the dataset's own sampler chose the samples.
+    If not `keeps_rows`, a function that is mapped over whole batches may have changed the number of rows. The number of
+    samples is then `expected`, because the dataset's own sampler chose the samples.
     """
     batch = next(batches, None)
     given = 0 if batch is None else next(iter(batch.values() if isinstance(batch, dict) else batch)).shape[0]
@@ -39,7 +39,7 @@ class Batches:
     """Iterate over the epochs of an ElasticDataset. The same MindSpore pipeline is used until the partition changes.
 
     Args:
-        kind: how to make the pipeline's own iterator, together with `options`.
+        kind: name of the method that makes the pipeline's iterator. The method is called with `options`.
     """
 
     def __init__(self, dataset: Shares, source: Source, kind: str, num_epochs: int, options: dict[str, Any]) -> None:
@@ -86,10 +86,10 @@ class Batches:
         if step is None and cursor.taken and dataset._passes_left:
             raise KungFuError(
                 "gradients were accumulated across the end of a pass of repeat(), but the last batches of "
-                "a pass count as trained at its end; apply the gradients before the end of the pass, or "
+                "a pass count as trained when the pass ends; apply the gradients before the pass ends, or "
                 "train more epochs instead of using repeat()"
             )
-        if step is None and cursor.taken:  # gradients accumulated up to the end of the epoch have been applied
+        if step is None and cursor.taken:  # the gradients accumulated until the end of the epoch have been applied
             dataset.commit(self._participants())
             return self._next()  # the samples that a failed worker had taken must still be trained
         if step is None:
@@ -107,7 +107,7 @@ class Batches:
 
     def _participants(self) -> list[int]:
         """Return the participants in the step that has ended."""
-        wait_for_queue()  # operations that PyNative mode has queued belong to the step
+        wait_for_queue()  # the step includes operations that PyNative mode has queued
         if self._dataset.driven is not None:
             return self._dataset.driven.take_participants()
         _, partly = self._reductions.take_commits()
@@ -120,14 +120,14 @@ class Batches:
         return self._reductions.take_participants()
 
     def _first(self, step: sharding.Step) -> Any:
-        """Return the batch that is yielded for the step."""
+        """Return the batch that the iterator yields for the step."""
         return self._receive(max(sharding.count(step.share(self._dataset._dealing.dealt.rank)), 1))
 
     def _receive(self, expected: int) -> Any:
-        """Return the pipeline's next batch, which must have `length` samples."""
+        """Return the pipeline's next batch, which must have `expected` samples."""
         assert self._inner is not None
         batch, given = _next(self._inner, expected, self._source.keeps_rows)
-        # Record the samples that were delivered, not those that the step assigns. The audit compares the two.
+        # Record the samples that the pipeline delivered, not those that the step assigns. The audit compares both.
         if self._dataset.keeps_ledger:
             self._dataset._recording.deliver(sharding.ranges(self._coming[:given]))
             self._coming = self._coming[given:]
@@ -154,15 +154,15 @@ class Batches:
 
 
 class ShardBatches(Batches):
-    """Iterate over steps of shards. The iterator yields this worker's first shard of each step."""
+    """Iterate over sharded steps. In each step, the iterator yields the first of this worker's shards."""
 
     check = "raise"
-    """What happens if two computations of a shard differ: "raise" an error, or "warn"."""
+    """What happens if a shard is computed twice with different results: "raise" an error, or "warn"."""
     _yielded: weakref.WeakKeyDictionary[membership.Member, ShardBatches] = weakref.WeakKeyDictionary()
 
     @classmethod
     def current(cls) -> ShardBatches | None:
-        """Return the `ShardBatches` that yielded most recently in this process."""
+        """Return the `ShardBatches` that has most recently yielded a batch in this process."""
         return cls._yielded.get(membership.current())
 
     def _first(self, step: sharding.Step) -> Any:
@@ -170,7 +170,7 @@ class ShardBatches(Batches):
         self._step, self._unit = step, dataset._cursor.unit
         self._length = sharding.count(step.batch)
         self.count = shards.count(self._length, self._unit)
-        """Of this step."""
+        """Number of shards in this step."""
         self.last_share = shards.last_share(self._length, self._unit)
         """Weight of the step's last shard. The other shards have weight 1."""
         self.own = dataset.shards_of(self.count)
@@ -186,19 +186,19 @@ class ShardBatches(Batches):
 
     @property
     def weights(self) -> list[int]:
-        """Return the assignment weights of this step by rank: each rank's number of shards.
+        """Return the weights by which this step's shards are assigned to ranks: each rank's number of shards.
 
-        Empty: all ranks are equal.
+        The list is empty if all ranks have equal weights.
         """
         return self._dataset._step_weights
 
     @property
     def next_weights(self) -> list[int]:
-        """Return the assignment weights of the next step by rank, as agreed so far."""
+        """Return the weights, as agreed so far, by which the next step's shards are assigned to ranks."""
         return self._dataset._dealing.weights(self._dataset._dealing.dealt)
 
     def next_key(self) -> tuple[int, int]:
-        """Return the keys of random numbers: the seed and a number of the step that differs for each ShardedStep."""
+        """Return two keys for random numbers: the seed, and a number that differs for each step and ShardedStep."""
         cursor = self._dataset._cursor
         self._parts += 1
         return self._dataset._seed, cursor.epoch << 40 | self._step.number << 8 | (self._parts - 1) & 255
@@ -208,13 +208,13 @@ class ShardBatches(Batches):
         return self._dataset.conditions()
 
     def check_deal(self, dealt: list[int]) -> None:
-        """Raise KungFuError if the runtime assigns different shards from those that the pipeline delivers.
+        """Raise KungFuError if the runtime assigns other shards than those that the pipeline delivers.
 
-        They may differ if a second ShardedStep with the same batch begins after a failure in the first.
+        A further ShardedStep on the same batch isn't checked: after a failure in an earlier one, the shards may differ.
         """
         if self._parts == 1 and dealt != self.own:
             raise KungFuError(
-                f"shards {dealt} of a step are assigned to this worker, but its data belongs to shards {self.own}"
+                f"the runtime assigned shards {dealt} to this worker, but the worker read the data of shards {self.own}"
             )
 
     def weigh(self, weights: list[int]) -> None:
@@ -226,10 +226,10 @@ class ShardBatches(Batches):
         self._dataset._sums += 1
 
     def batch(self, shard: int) -> Any:
-        """Return the columns of a shard of this step, as the iterator yields them.
+        """Return the columns of one shard of this step, in the form that the iterator yields.
 
-        This worker's own shards come from its pipeline, in order. A failed worker's shard comes from a pipeline made
-        for that shard.
+        This worker reads its own shards from its pipeline, in order. For a failed worker's shard, it makes a separate
+        pipeline.
         """
         unit = self._unit
         while shard not in self._batches_by_shard and shard in self._coming_shards:
@@ -241,6 +241,6 @@ class ShardBatches(Batches):
             self._batches_by_shard[shard], _ = _next(batches, len(where), self._source.keeps_rows)
             self._looked_at[shard] = sharding.ranges(where)
         missing = membership.current().core.missing_shards
-        if shard in self._looked_at and shard in missing():  # the shard is trained now or later
+        if shard in self._looked_at and shard in missing():  # this worker trains the shard now or later
             self._dataset._recording.deliver(self._looked_at.pop(shard))
         return self._batches_by_shard[shard]

@@ -1,7 +1,7 @@
-"""The numeric environment of training with shards: what the exact results depend on besides the program.
+"""The numeric environment: what the exact results of training with shards depend on besides the program.
 
-The header of each ledger file contains the numeric environment, and so does each checkpoint. Workers compare it when a
-worker joins. A job that resumes and a replay report each value that differs.
+Each checkpoint and the header of each ledger file contain the numeric environment. Workers compare it when a worker
+joins. If a job resumes from a checkpoint or a program is replayed, each value that differs is reported.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ NAMES = {
     "seed": "seed",
 }
 ARGUMENTS = ("shards", "global_batch", "seed")
-"""Values that the program sets. Each step's record has them too, because a policy may change the batch."""
-_CPU_CHARS = 48  # the space that the ledger's header has for the processor's name
+"""The values that the program sets. Each step's record has them too, because a policy may change the batch."""
+_CPU_CHARS = 48  # the ledger's header has a fixed size, which limits the processor's name
 
 
 def of_machine(cores: int) -> dict[str, Any]:
-    """Return the part that doesn't depend on the program's arguments, as JSON."""
+    """Return the values of the numeric environment that don't depend on the program's arguments, as JSON."""
     import mindspore
     import numpy
 
@@ -50,8 +50,8 @@ def instruction_set(libraries: Path) -> str:
     """Return the widest vector instructions that the oneDNN library in this folder uses: one of `CAPS`.
 
     oneDNN computes MindSpore's convolutions and matrix products on CPUs. It uses the processor's widest vector
-    instructions unless ``ONEDNN_MAX_CPU_ISA`` sets a lower limit. If the folder has no oneDNN, return what the runtime
-    itself uses to sum gradients.
+    instructions unless ``ONEDNN_MAX_CPU_ISA`` sets a lower limit. If the folder has no oneDNN, return the instructions
+    that this runtime uses to sum gradients.
     """
     for library in sorted(libraries.glob("libdnnl.so*")):
         with suppress(OSError, AttributeError):
@@ -72,7 +72,7 @@ def _processor() -> str:
 def differences(
     first: Mapping[str, Any], second: Mapping[str, Any], at_first: str = "there", at_second: str = "here"
 ) -> str:
-    """Return a text that lists the values that differ, among keys in both; empty if none differ."""
+    """Return a text that lists the values that differ, for the keys that both have; empty if none differ."""
     return ", ".join(
         f"{NAMES.get(key, key)} {first[key]} {at_first} and {second[key]} {at_second}"
         for key in first

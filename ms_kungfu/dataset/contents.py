@@ -1,13 +1,13 @@
 """Check whether a sample number stands for the same content in each process.
 
-A partition consists of numbers. If a program shuffles or splits its files without a seed, or doesn't sort the listing
-of a folder, a number stands for a different sample in each process. Then some samples are trained twice and others
-never, although each number is trained exactly once. So each process reads some samples when training begins, and the
-workers compare hashes of these samples.
+Samples are assigned to workers by number. If a program shuffles or splits its files without a seed, or doesn't sort the
+listing of a folder, a number stands for a different sample in each process. Then some samples are trained twice and
+others never, although each number is trained exactly once. So each process reads some samples when training begins, and
+the workers compare hashes of these samples.
 
-The process reads the source's own dataset, below all `map` operations, because augmentation differs between workers by
+The process reads the source's own dataset, before any `map` operation, because augmentation differs between workers by
 design. A source that augments in ``__getitem__`` returns different bytes at each read. So the process reads each
-sample several times. Contents that differ between reads in one process aren't compared between processes.
+sample several times. If reads of a sample differ within one process, the workers don't compare contents.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ import numpy as np
 
 CHECKS = ("some", "all", "none")
 READS = 4
-"""Reads of each sample in `chosen`. A source that changes 1 % of its reads looks stable once in 10**8 cases."""
+"""How often to read each sample in `chosen`. A source that changes 1% of its reads looks stable once in 10**8 cases."""
 _CHOSEN = 8
-# The maximum number of hashes of "all" in a message or checkpoint; with more samples, a hash covers several samples.
+# With contents_check="all": the maximum number of hashes in a message or checkpoint. With more samples, a hash covers
+# several samples.
 _BLOCKS = 1024
 _SHOWN = 20
 _HASH_BYTES = 6
@@ -33,24 +34,24 @@ Digest = tuple[int, int, str]
 
 
 class UnstableError(ValueError):
-    """Contents can't be compared: reads of the source differ, or the source yields a value without bytes."""
+    """Raised if contents can't be compared: reads of a sample differ, or a column's values have no bytes to hash."""
 
 
 def chosen(total: int) -> list[int]:
-    """Return the samples compared by default: the first, the last, and others that are determined by `total`."""
+    """Return the samples that are compared by default: the first, the last, and others that only `total` determines."""
     between = np.random.default_rng(total).integers(total, size=4 * _CHOSEN).tolist()
     return sorted(list(dict.fromkeys([0, total - 1, *between]))[:_CHOSEN])
 
 
 def hash_of(row: Iterable[Any]) -> bytes:
-    """Return a hash of a sample's columns: of their bytes, shapes and dtypes."""
+    """Return a hash over the bytes, shapes and dtypes of a sample's columns."""
     digest = hashlib.blake2b(digest_size=_HASH_BYTES)
     _add(digest, list(row))
     return digest.digest()
 
 
 class Columns:
-    """Hash each column over the samples in `chosen`, which must be added in ascending order."""
+    """Compute one hash per column over the samples in `chosen`, which must be added in ascending order."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._digests = {name: hashlib.blake2b(digest_size=_HASH_BYTES) for name in names}
@@ -87,26 +88,26 @@ class Contents:
     some: tuple[Digest, ...]
     """A hash for each sample in `chosen`."""
     all: tuple[Digest, ...] = ()
-    """Hashes of all samples, in blocks of consecutive samples, if the program requests them."""
+    """Hashes of all samples, in blocks of consecutive samples; empty unless the program requests them."""
     columns: tuple[tuple[str, str], ...] = ()
-    """Column names, and hashes over the samples in `chosen`. They show only which column differs."""
+    """Each column's name, and its hash over the samples in `chosen`. Messages use it to name a column."""
 
     def words(self) -> dict[str, Any]:
-        """Return hashes for a ledger's header, as JSON. They differ if a sample's hash differs."""
+        """Return hashes for a ledger's header, as JSON. Two files' hashes differ if the hash of any sample differs."""
         found = {"samples": self.samples, "some": _word(self.some)}
         return {**found, "all": _word(self.all)} if self.all else found
 
     def word(self) -> int:
-        """Return a number below 2**48 that differs if a sample's hash differs."""
+        """Return a number below 2**48. The numbers of two `Contents` differ if the hash of any sample differs."""
         return int(_word((*self.some, *self.all)), 16)
 
     def state(self) -> list[Any]:
-        """Return the state for a checkpoint or a joining worker, as JSON."""
+        """Return these hashes for a checkpoint or a joining worker, as JSON."""
         return [self.samples, *([list(each) for each in part] for part in (self.some, self.all, self.columns))]
 
 
 def restored(state: Sequence[Any]) -> Contents:
-    """Return the `Contents` from a state that `state` returned."""
+    """Return the `Contents` whose `state()` returned `state`."""
     samples, *parts = state
     some, of_all = (tuple((int(a), int(b), str(text)) for a, b, text in part) for part in parts[:2])
     columns = parts[2] if len(parts) > 2 else ()
@@ -128,7 +129,7 @@ def made_of(total: int, hashes: Mapping[int, bytes], columns: tuple[tuple[str, s
 
 
 def differing(everyones: Iterable[Contents]) -> list[tuple[int, int]]:
-    """Return ranges of samples that are hashed in several `Contents` and whose hashes differ."""
+    """Compare ranges of samples that several `Contents` have in common. Return the ranges whose hashes differ."""
     found: dict[tuple[int, int], set[str]] = {}
     for contents in everyones:
         for first, last, text in (*contents.some, *contents.all):
@@ -137,14 +138,14 @@ def differing(everyones: Iterable[Contents]) -> list[tuple[int, int]]:
 
 
 def _is_known(which: tuple[int, int], found: Mapping[tuple[int, int], set[str]]) -> bool:
-    """Return whether a smaller range inside this range was found earlier."""
+    """Return whether a single sample inside this range also differs, so that a message need not name the range."""
     if which[1] - which[0] == 1:
         return False
     return any(len(texts) > 1 for (a, b), texts in found.items() if b - a == 1 and which[0] <= a < which[1])
 
 
 def difference(everyones: Iterable[Contents]) -> str:
-    """Return ``samples 3 and 24-31 (column "path")``; empty if none of `everyones` differ."""
+    """Return a text such as ``samples 3 and 24-31 (column "path")``; empty if all `Contents` have the same hashes."""
     everyones = list(everyones)
     apart = differing(everyones)
     if not apart:
@@ -157,22 +158,22 @@ def difference(everyones: Iterable[Contents]) -> str:
 
 
 def the_same(own: Contents | None, of_others: Sequence[Any] | None, total: int) -> Contents | None:
-    """Return the contents with which training continues. Raise ValueError if this process's contents differ.
+    """Return the `Contents` with which this worker continues. Raise ValueError if its samples differ from the others'.
 
-    `of_others` is the contents that training began with. Return None if one side has no contents.
+    `of_others` is the state of the `Contents` that training began with. Return None if either side has no contents.
     """
     if own is None or of_others is None:
         return None
     if apart := difference([own, restored(of_others)]):
         raise ValueError(
-            f"ElasticDataset: {apart} of {total} at this worker differ from the samples that training "
+            f"ElasticDataset: {apart} of {total} on this worker differ from the samples that training "
             f"began with; {REMEDY}"
         )
     return own
 
 
 def text_of(ranges: Sequence[tuple[int, int]]) -> str:
-    """Return ``samples 3, 17 and 24-31``."""
+    """Return a text such as ``samples 3, 17 and 24-31``."""
     names = [str(first) if last - first == 1 else f"{first}-{last - 1}" for first, last in ranges[:_SHOWN]]
     if len(ranges) > _SHOWN:
         names.append(f"{len(ranges) - _SHOWN} more")

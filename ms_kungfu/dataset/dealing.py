@@ -1,4 +1,4 @@
-"""Partition the steps of a dataset among workers. All workers make the same calls at the same step."""
+"""Assign the steps of a dataset to workers. All workers must make the same calls at the same step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_SHARDS = 4096  # ops_src/shards/tree.h
 
 @dataclass(frozen=True)
 class BatchSize:
-    """The number of samples in a step: per worker or for all workers, with an optional number of shards.
+    """How many samples a step has, per worker or for all workers together, and optionally how many shards.
 
     Raises ValueError if the values are invalid or don't fit together.
     """
@@ -46,7 +46,7 @@ class BatchSize:
 
     @property
     def unit(self) -> int:
-        """Return the number of samples per shard; 1 without shards."""
+        """Return the number of samples per shard; 1 if there are no shards."""
         return 1 if self.shards is None or self.of_all is None else self.of_all // self.shards
 
     def of(self, workers: int) -> int:
@@ -54,7 +54,7 @@ class BatchSize:
         return self.of_all if self.of_all is not None else (self.per_worker or 0) * workers
 
     def named(self) -> dict[str, int | None]:
-        """Return the batch size as text, named by the argument that set it."""
+        """Return the batch size by the name of the argument that set it, for example ``{"global_batch_size": 64}``."""
         return {"batch_size": self.per_worker} if self.of_all is None else {"global_batch_size": self.of_all}
 
 
@@ -73,19 +73,19 @@ class Dealing:
 
     def __init__(self, cursor: EpochCursor, by_shards: bool) -> None:
         self._cursor, self._by_shards = cursor, by_shards
-        self.dealt = Dealt(-1, 0, 0, ())  # until the first step
+        self.dealt = Dealt(-1, 0, 0, ())  # no cluster before the first step
         self.changes = 0
-        """How often the partition became invalid, not counting new cluster versions and epochs."""
+        """How often the rest of an epoch was assigned again, not counting new cluster versions and new epochs."""
         self._weights: tuple[int, ...] = ()  # weights of the ranks in version `_weighed_in`
         self._weighed_in = -1  # the cluster version in which `_weights` is valid, because ranks change with the version
 
     def present(self) -> Dealt:
-        """Return the present cluster or, while a step is uncommitted, the cluster to which that step was assigned."""
+        """Return the present cluster, and store it in `dealt` unless an assigned step is uncommitted."""
         now = runtime.cluster_version(), runtime.current_cluster_size(), runtime.current_rank()
         if now == (self.dealt.version, self.dealt.size, self.dealt.rank):
             return self.dealt
         members = tuple(range(now[1]))
-        if self._by_shards and not membership.is_deferred():  # the call below would join the cluster
+        if self._by_shards and not membership.is_deferred():  # otherwise, the next call would join the cluster
             members = members_of_a_step_of_shards()
         present = Dealt(*now, members=members)
         if not self._cursor.taken:
@@ -93,21 +93,21 @@ class Dealing:
         return present
 
     def deal_to(self, living: Iterable[int]) -> None:
-        """Assign steps only to these members, because the other members have failed."""
+        """Assign steps only to the members in `living`, because the other members have failed."""
         members = tuple(rank for rank in self.dealt.members if rank in living)
         if members != self.dealt.members:
             self.dealt = replace(self.dealt, members=members)
             self.changes += 1
 
     def shards_of(self, count: int) -> list[int]:
-        """Return this worker's shards of a step with `count` shards."""
+        """Return which of a step's `count` shards are assigned to this worker."""
         dealt = self.present()
         by_rank = self.weights(dealt)
         weights = [by_rank[r] for r in dealt.members] if by_rank else []
         return list(_core.partition_shards(count, list(dealt.members), weights, dealt.rank))
 
     def weights(self, dealt: Dealt) -> list[int]:
-        """Return the weights by rank. Empty: all ranks are equal, or this worker joined and has no weights yet."""
+        """Return the weights by rank; empty if all ranks are equal, or if this worker joined and has no weights yet."""
         return list(self._weights) if self._weighed_in == dealt.version else []
 
     def weigh(self, weights: Sequence[int]) -> None:
@@ -119,8 +119,8 @@ class Dealing:
 
 
 def members_of_a_step_of_shards() -> tuple[int, ...]:
-    """Return the ranks that the next step of shards is assigned to.
+    """Return the ranks to which the next sharded step is assigned.
 
-    Before a dataset's first step, the result leaves out ranks that failed in a step of a different dataset.
+    The result leaves out failed ranks, even before a dataset's first step if they failed in another dataset's step.
     """
     return tuple(membership.current().core.sharded_members())

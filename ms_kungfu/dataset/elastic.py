@@ -1,4 +1,4 @@
-"""A MindSpore dataset that repartitions its samples whenever the cluster changes."""
+"""A MindSpore dataset that partitions its samples again whenever the cluster changes."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ms_kungfu.dataset.ledger import ERRORS, Ledger
 from ms_kungfu.dataset.shares import Shares, steps_left
 from ms_kungfu.dataset.source import Given, Source
 
-_FINGERPRINTS = 50  # steps. Checksums of LeNet (0.5 MB) take 0.3 ms, a step takes several ms.
+_FINGERPRINTS = 50  # steps. Computing the checksums of LeNet (0.5 MB) takes 0.3 ms; a step takes several ms.
 _log = logging.getLogger(__name__)
 
 
 def _global_batch(pipeline: pipelines.Pipeline, shuffle: bool) -> int:
-    """Return the batch size of the pipeline, which applies to each worker.
+    """Return the global batch size of a pipeline whose own batch size applies to each worker.
 
-    A joining worker that gets a wrong number here receives the correct one with the rest of the state.
+    A joining worker may get a wrong number here, but receives the correct number with the rest of the state.
     """
     assert pipeline.batch_size is not None
     workers = env.START_SIZE.get() or runtime.current_cluster_size()
-    if pipeline.num_shards not in (None, 1, env.WORLD_SIZE.get()):  # not the cluster size
+    if pipeline.num_shards not in (None, 1, env.WORLD_SIZE.get()):  # a number that isn't the cluster size
         workers = pipeline.num_shards
     samples = pipeline.batch_size * workers
     if env.RANK_ID.get() == 0:
@@ -44,81 +44,85 @@ def _global_batch(pipeline: pipelines.Pipeline, shuffle: bool) -> int:
 
 
 class ElasticDataset(Shares, ds.Dataset):
-    """A dataset that partitions its samples over the workers, for ``Model.train`` and for custom loops.
+    """A dataset that partitions its samples among the workers, for ``Model.train`` and for custom loops.
 
     Every sample is trained once per epoch, even if the cluster changes. After a resize or a failure,
     the rest of the epoch is partitioned again, beginning after the last *trained* step. So the new
     partition also replaces batches that MindSpore had prefetched. If a step is committed without a
     failed worker, that worker's samples of the step are trained later in the epoch. The epoch may then
-    have one step more.
+    have one additional step.
 
     Epochs end at the same step on all workers. `ms_kungfu.dataset.sharding` describes how an epoch is
     divided into steps and shares, including the last samples. Shares may differ in size, for example
     with 3 workers and a global batch of 32. A worker's gradients are weighted by its number of samples,
     so the mean over the workers equals the mean over the samples.
 
-    A batch counts as trained at ``ElasticTraining.step_end``. Without ``ElasticTraining`` it counts
-    when the loop requests the next batch, or when the epoch ends. So apply gradients that are
-    accumulated over several batches before the epoch ends. A program that calls ``ms_kungfu.resize``
-    itself must call it between a batch's update and the next batch. On a worker that has left the
-    cluster, an iterator ends at once.
+    A batch counts as trained when ``ElasticTraining.step_end`` is called. Without ``ElasticTraining``
+    it counts as trained when the loop requests the next batch, or when the epoch ends. So if you
+    accumulate gradients over several batches, apply them before the epoch ends. If your program calls
+    ``ms_kungfu.resize`` itself, call it between a batch's update and the next batch. On a worker that
+    has left the cluster, an iterator ends immediately.
 
     Args:
         source: the samples, as a pipeline or a function. A MindSpore pipeline reads a dataset with a
             sampler (``MnistDataset``, ``Cifar10Dataset``, ``MindDataset``, ``GeneratorDataset`` over an
             indexable, ...), with any number of ``map`` operations. Write the pipeline for one process
             or for a fixed number of processes. `ElasticDataset` removes a final ``batch``,
-            ``padded_batch`` or ``repeat``, ``shuffle`` and ``num_shards`` from the pipeline and keeps
-            their meaning (docs/data.md). A function accepts a list of sample numbers and returns an
-            unbatched pipeline that yields these samples in this order.
+            ``padded_batch`` or ``repeat``, and also ``shuffle`` and ``num_shards``, from the pipeline.
+            It provides their effects itself (docs/data.md). A function accepts a list of sample numbers
+            and returns an unbatched pipeline that yields these samples in this order.
         batch_size: number of samples that a worker trains in a step. The global batch grows and shrinks
             with the cluster.
         global_batch_size: number of samples that all workers together train in a step. The number stays
             constant, so training has the same steps over the same samples at any cluster size. Give
-            either `batch_size` or `global_batch_size`, or neither if `source` has a ``batch(b)``. Then
-            the global batch is b for each worker that the job began with, or b for each of the
-            `num_shards` of `source`.
+            either `batch_size` or `global_batch_size`, or neither if `source` has a ``batch(b)``. In
+            the last case, the global batch is b times the number of workers with which the job began.
+            If `source` has `num_shards`, it is b times `num_shards` instead.
         total: number of samples; required if `source` is a function.
-        shuffle: use a new permutation of all samples each epoch, which depends only on `seed` and the
-            epoch. Otherwise samples keep their own order.
+        shuffle: if true, each epoch uses a new permutation of all samples, which depends only on `seed`
+            and the epoch. If false, each epoch uses the source's own order.
         seed: seed of the permutations and of `key_column`.
         drop_remainder: leave out the samples at the end of an epoch that don't fill a global batch. By
-            default they are trained, unless `source` has a ``batch(..., drop_remainder=True)``.
+            default these samples are trained, unless `source` has a
+            ``batch(..., drop_remainder=True)``.
         ledger: a folder in which each worker records what it trained, for ``python -m
-            ms_kungfu.dataset.audit``. Default: ``KUNGFU_LEDGER_DIR``, else nothing is recorded.
-        ledger_errors: what happens if the ledger can't be written, for example on a full disk.
-            ``"raise"`` ends training with an OSError. ``"warn"`` continues training without a record,
-            and the audit reports that.
+            ms_kungfu.dataset.audit``. The default is ``KUNGFU_LEDGER_DIR``. If that isn't set either,
+            nothing is recorded.
+        ledger_errors: what happens if the ledger can't be written, for example because the disk is
+            full. ``"raise"`` ends training with an OSError. ``"warn"`` continues training without a
+            record, and the audit reports the missing record.
         shards: partition each step into this number of shards of equal shape. The number must divide
-            `global_batch_size`. The exact results of training then don't depend on the cluster:
-            docs/shards.md. An iterator yields the first shard of each step that is assigned to this
-            worker. Model.train or `ms_kungfu.elastic.ShardedStep` then computes the whole step from
-            that shard.
-        shards_check: what happens if a shard that is computed a second time has different gradients, or
-            if workers have different versions, instruction sets or cores. ``"raise"`` ends training
-            with a DivergenceError; ``"warn"`` continues.
+            `global_batch_size`. The exact results of training then don't depend on the cluster (see
+            docs/shards.md). In each step, an iterator yields the first of the shards that are assigned
+            to this worker. Model.train or `ms_kungfu.elastic.ShardedStep` then computes the whole step
+            from that shard.
+        shards_check: what happens if a shard that is computed a second time has different gradients.
+            Also what happens if workers have different versions, instruction sets or numbers of cores.
+            ``"raise"`` ends training with a DivergenceError; ``"warn"`` logs a warning and continues.
         key_column: the name of an extra last column of the source's own dataset, which its ``map``
             operations may use. The column is uint32 of shape ``(4,)``. It depends only on `seed`, epoch
             and sample, and differs for each sample and epoch. Random numbers that a ``map`` function
-            generates with ``np.random.default_rng(key)`` are the same on any worker and at each
-            repetition. A column that no ``map`` uses is yielded with the others. See docs/data.md.
-        ledger_fingerprints: with `shards`, record a checksum of each trained tensor every this many
-            steps: 50 by default, 0 for never. ``python -m ms_kungfu.replay`` uses the checksums to find
-            the first step that differs in another run. `ElasticTraining` and `KungFuElasticCallback`
-            compute them.
+            generates with ``np.random.default_rng(key)`` are the same on any worker and if the step is
+            repeated. If no ``map`` uses the column, it is yielded with the other columns. See
+            docs/data.md.
+        ledger_fingerprints: with `shards`, the number of steps after which a checksum of each trained
+            tensor is recorded: 50 by default, 0 for never. ``python -m ms_kungfu.replay`` uses the
+            checksums to find the first step that differs in another run. `ElasticTraining` and
+            `KungFuElasticCallback` compute the checksums.
         contents_check: which samples the workers compare by content when training begins: ``"some"``
-            (eight), ``"all"`` or ``"none"``. The default is ``KUNGFU_CONTENTS_CHECK``, else ``"some"``.
-            A worker that joins or resumes compares its samples with the ones that training began with.
-            A difference raises an error with the sample numbers. The samples are compared as the
-            source's own dataset yields them, before ``map``. If reads differ, contents aren't compared;
-            with ``"all"`` this raises a ValueError.
+            (eight), ``"all"`` or ``"none"``. The default is ``KUNGFU_CONTENTS_CHECK``, or ``"some"`` if
+            that isn't set. A worker that joins or resumes compares its samples with those that training
+            began with. If they differ, an error names the sample numbers. The samples are compared as
+            the source's own dataset yields them, before ``map``. If a sample differs from one read to
+            the next in a process, the workers don't compare contents; with ``"all"`` this raises a
+            ValueError.
 
     Raises:
         TypeError: if `source` is neither a pipeline nor a function.
         ValueError: for an invalid argument or combination of arguments.
     """
 
-    _made = 0  # Joining workers run the program from its start, so they number datasets as the other workers do.
+    _made = 0  # Joining workers run the program from the beginning, so they number datasets as the other workers do.
 
     def __init__(
         self,
@@ -199,7 +203,7 @@ class ElasticDataset(Shares, ds.Dataset):
 
         Returns:
             Versions of MindSpore, NumPy and ms_kungfu, processor and instruction set, cores per worker,
-            shards, global batch and seed. Empty without shards.
+            shards, global batch and seed. The result is empty if there are no shards.
         """
         if self.shards is None:
             return {}
@@ -207,10 +211,12 @@ class ElasticDataset(Shares, ds.Dataset):
         return {**of_machine(membership.fixed_core_count()), **own}
 
     def read_contents(self) -> None:
-        """Read the samples that the workers compare, once.
+        """Read the samples whose contents the workers compare.
+
+        Further calls do nothing.
 
         Raises:
-            ValueError: with ``contents_check="all"``, if samples differ from one read to the next.
+            ValueError: with ``contents_check="all"``, if a sample differs from one read to the next.
         """
         if self._contents_are_read or self._contents_check == "none":
             return
@@ -228,7 +234,7 @@ class ElasticDataset(Shares, ds.Dataset):
     def get_dataset_size(self) -> int:
         """Return the number of steps in the present epoch, including steps already trained.
 
-        With `batch_size` the number depends on the size of the cluster.
+        With `batch_size`, the number of steps depends on the size of the cluster.
         """
         if self.suspended or runtime.detached():
             return max(self.steps, 1)  # Model.train rejects 0
@@ -245,7 +251,8 @@ class ElasticDataset(Shares, ds.Dataset):
     def shard_sizes(self) -> list[int]:
         """Return the number of samples per shard in this epoch.
 
-        Requires `shards`. All shards have this number, except the last shard of an epoch.
+        The dataset must have `shards`. The result is the size of a full shard. If the epoch's last shard
+        is smaller, the result also contains the size of that shard.
         """
         unit = self._cursor.unit
         rest = 0 if self._cursor.drop_remainder else self._total % unit
@@ -257,8 +264,8 @@ class ElasticDataset(Shares, ds.Dataset):
         """Yield this worker's batches as lists of columns.
 
         Args:
-            columns: the names of the columns; by default all.
-            num_epochs: the number of epochs; -1: unlimited.
+            columns: the names of the columns to yield; by default, all columns.
+            num_epochs: the number of epochs; -1 means unlimited.
             output_numpy: yield NumPy arrays instead of tensors.
             do_copy: as in MindSpore.
 
@@ -274,7 +281,7 @@ class ElasticDataset(Shares, ds.Dataset):
         """Yield this worker's batches as dictionaries.
 
         Args:
-            num_epochs: the number of epochs; -1: unlimited.
+            num_epochs: the number of epochs; -1 means unlimited.
             output_numpy: yield NumPy arrays instead of tensors.
             do_copy: as in MindSpore.
 
@@ -308,7 +315,7 @@ class ElasticDataset(Shares, ds.Dataset):
         return self._full_batch().output_types()
 
     def _full_batch(self) -> ds.Dataset:
-        """Return a pipeline over one full batch: a function that is mapped over batches may accept no other size."""
+        """Return a pipeline over one full batch, because a function mapped over batches may accept no other size."""
         batch = self.get_batch_size()
         return self._source.batches([0] * batch, batch, self._seed, self._cursor.epoch)
 
@@ -321,14 +328,14 @@ class ElasticDataset(Shares, ds.Dataset):
         return self._source.num_classes()
 
     def reset(self) -> None:
-        """Do nothing: each iterator keeps its own position. ``Model.train`` calls `reset` after each epoch."""
+        """Do nothing when ``Model.train`` calls this, because each iterator has its own position."""
 
     def to_json(self, filename: str = "") -> Any:
-        """Return the pipeline of the batches for `SummaryCollector`, and write it to `filename` if given."""
+        """Return the pipeline as JSON, for `SummaryCollector`, and write it to `filename` if given."""
         return self._source.batches([0], self._batch.of(1), self._seed, self._cursor.epoch).to_json(filename)
 
     def parse(self, children: Any = None) -> Any:
-        """Reject `children` and never return: no operation may follow an ElasticDataset.
+        """Reject `children` and never return, because no operation may follow an ElasticDataset.
 
         Raises:
             TypeError: always.

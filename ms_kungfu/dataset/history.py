@@ -2,9 +2,9 @@
 
 If a job continues from a checkpoint, its records replace those that earlier jobs wrote after the checkpoint.
 
-Jobs are ordered by their numbers in the checkpoint folder. A job that continues from a step comes after a job that
-recorded the previous step. Clocks decide only if neither rule does, for example for two training runs that started
-from the beginning without checkpoints.
+Jobs that share a checkpoint folder are ordered by their numbers in that folder. A job that continues from a step comes
+after a job that recorded the previous step. If neither rule decides, the jobs' clocks do, for example for two training
+runs that started from the beginning without checkpoints.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Place = tuple[int, int]  # epoch and step
 
 @dataclass
 class History:
-    """The records of the training run: all of the last job's, and the earlier jobs' records of steps before it."""
+    """The records of the training run: those of the last job, and those of earlier jobs up to its first step."""
 
     records: list[Record]
     jobs: int
@@ -60,12 +60,12 @@ class _Job:
     places: dict[int, set[_Place]]  # places of the job's records, by dataset
 
     def is_before(self, other: _Job) -> bool:
-        """Return whether this job precedes `other`, by their numbers in a common checkpoint folder."""
+        """Return whether both jobs share a checkpoint folder and this job has the lower number in it."""
         mine, its = self.training, other.training
         return mine is not None and its is not None and mine[0] == its[0] and mine[1] < its[1]
 
     def follows(self, known: dict[int, set[_Place]]) -> bool:
-        """Return whether the step from which this job continues is recorded."""
+        """Return whether `known` has the step after which this job continues."""
         for data, (epoch, step) in self.first.items():
             places = known[data]
             if step and (epoch, step - 1) not in places:
@@ -76,11 +76,7 @@ class _Job:
 
 
 def in_order(records: Iterable[Record]) -> list[str]:
-    """Return the jobs in order. Clocks are used only if nothing else decides.
-
-    Jobs that share a checkpoint folder have numbers in it. A job that continues from a step comes after a job that
-    recorded the previous step.
-    """
+    """Return the names of the jobs in the order that the module's description defines."""
     jobs: dict[str, _Job] = {}
     for record in records:
         job = jobs.setdefault(record.job, _Job(record.job, record.time, record.training, {}, defaultdict(set)))

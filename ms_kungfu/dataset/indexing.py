@@ -23,7 +23,7 @@ _NEWS_S = 10.0
 
 
 class _Rows:
-    """The samples in a folder, by number. Several processes may read at once, including forked ones."""
+    """Read samples by number from a folder. Several processes, including forked ones, may read at the same time."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "rows"
@@ -50,34 +50,35 @@ def indexed(
 
     An `ElasticDataset` accepts the result. The first call reads the whole dataset once and logs its
     progress. Later calls reuse the copy, even in other processes and jobs. If several processes of a
-    host call it at once, one makes the copy and the others wait. The copy is as large as the decoded
-    samples.
+    host call `indexed` at the same time, one process makes the copy and the others wait. The copy is
+    as large as the decoded samples.
 
-    A copy of files is made again if the name, size or modification time of a file differs. A copy of an
-    iterator is never made again automatically: remove the folder if the iterator's samples change.
+    If the dataset reads files, the copy is made again after the name, size or modification time of a
+    file has changed. If the dataset reads an iterator, the copy is never made again automatically:
+    remove the folder if the iterator's samples change.
 
     Args:
         dataset: a dataset of ``mindspore.dataset``, such as ``TFRecordDataset``, ``CSVDataset``,
             ``TextFileDataset``, or a ``GeneratorDataset`` over a function. It must have no shards and
             ``shuffle=False``. The result has the samples in the dataset's order.
-        folder: the folder for the copy, used for this dataset only. The folder is local to each host,
-            or on a shared disk.
-        num_shards: number of shards of the result, as ``--msrun`` requires. An `ElasticDataset` doesn't
-            need it.
-        shard_id: shard of the result that this process reads.
+        folder: the folder for the copy. Use one folder per dataset. The folder may be local to each
+            host or on a shared disk.
+        num_shards: number of shards of the result. It is needed for ``--msrun``, but not for an
+            `ElasticDataset`.
+        shard_id: number of the shard that this process reads.
 
     Returns:
         A dataset with the same columns.
 
     Raises:
-        TypeError: if `dataset` has an operation such as ``map`` (map the result instead), or if its
-            samples have numbers already.
+        TypeError: if `dataset` has an operation such as ``map`` (apply ``map`` to the result instead),
+            or if its samples already have numbers.
         ValueError: if the dataset shuffles, has shards or has no samples.
         OSError: if the folder can't be written.
     """
     if not isinstance(dataset, ds.Dataset) or dataset.children:
         raise TypeError(
-            f"indexed takes a dataset such as TFRecordDataset(...), got {type(dataset).__name__}; apply "
+            f"indexed() takes a dataset such as TFRecordDataset(...), got {type(dataset).__name__}; apply "
             "map and batch to the result"
         )
     name, shards = type(dataset).__name__, getattr(dataset, "num_shards", None)
@@ -92,7 +93,7 @@ def indexed(
     path, described = Path(folder), _described(dataset)
     path.mkdir(parents=True, exist_ok=True)
     with open(path / "lock", "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the system releases it if the process fails
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the operating system releases the lock if the process fails
         if not _has(path, described):
             _copy(dataset, path, described)
     columns = described["columns"]
@@ -100,7 +101,7 @@ def indexed(
 
 
 def _described(dataset: Any) -> dict[str, Any]:
-    """Return a description of the dataset. A copy is valid as long as the description stays the same."""
+    """Return a description of the dataset. A copy is valid as long as the dataset's description stays the same."""
     files = [(str(file), os.stat(file)) for file in getattr(dataset, "dataset_files", ())]
     return {
         "format": _FORMAT,
@@ -118,11 +119,11 @@ def _has(path: Path, described: dict[str, Any]) -> bool:
 
 
 def _copy(dataset: ds.Dataset, path: Path, described: dict[str, Any]) -> None:
-    """Copy all samples. The copy is complete once ``of.json`` exists, so this file is written last."""
+    """Copy all samples. The existence of ``of.json`` shows that the copy is complete, so that file is written last."""
     (path / "of.json").unlink(missing_ok=True)
     (path / "rows").unlink(missing_ok=True)  # another process may still read the old file
     source: Any = copy.deepcopy(dataset)
-    source.num_parallel_workers = 1  # so the order of several files is the same on all machines
+    source.num_parallel_workers = 1  # so that several files are read in the same order on all machines
     began = told = time.monotonic()
     ends = [0]
     with open(path / "rows", "wb") as rows:

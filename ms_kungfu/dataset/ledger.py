@@ -1,53 +1,63 @@
 """Write the ledger of trained samples, and read it for `ms_kungfu.dataset.audit`.
 
 Each worker appends to its own file. It writes one line of JSON per committed step, with one ``write`` call per line.
-So a killed worker leaves at most one torn line, the last one. The lines are not synced to disk, so they survive a
-crash of the process but not a crash of the machine.
+So only the last line of a killed worker's file may be torn. The lines are not synced to disk, so they survive a crash
+of the process but not a crash of the machine.
 
 A file begins with a header:
-- ``ledger``: the format of the file; ``written_by``: the version of ms_kungfu that wrote the file.
-- ``job``: the same for all workers of a job; ``data``: the index of the ElasticDataset in the program; ``uid``;
-  ``time``: in seconds since 1970.
-- ``stopped``: the reason why the file ends before the training run does, else null.
+- ``ledger``: the format of the file
+- ``written_by``: the version of ms_kungfu that wrote the file
+- ``job``: the ID of the job, which is the same for all its workers
+- ``data``: the index of the ElasticDataset in the program
+- ``uid``: the ID of the worker
+- ``time``: the time in seconds since 1970
+- ``stopped``: if the file ends before the training run does, the reason, otherwise null
 
-With shards the header also has ``conditions``, the numeric environment (`ms_kungfu.dataset.conditions`). If the
-workers compared sample contents, the header has ``contents`` (`ms_kungfu.dataset.contents`): ``samples``, the number
-of samples, and the hashes ``some`` and ``all``. The hashes are equal in all files if the contents are.
+If the dataset has shards, the header also has ``conditions``, the numeric environment
+(`ms_kungfu.dataset.conditions`). If the workers compared sample contents, the header has ``contents``
+(`ms_kungfu.dataset.contents`): ``samples``, the number of hashed samples, and the hashes ``some`` and ``all``. If the
+contents are the same in all processes, so are the hashes in all files.
 
-The line of a step has ``rank`` and ``share``, the positions that were delivered to this worker. The line also has the
+The line of a step has ``rank``, and ``share``, the positions that were delivered to this worker. The line also has the
 values that are the same for all workers:
-- the epoch and the step's number in it, cluster version and size
-- ``members``: the ranks to which ``batch`` was assigned, in this order
-- ``participants``: the ranks whose share the step's update contains
+- the epoch, the step's number in the epoch, the cluster version and the cluster size
+- ``members``: the ranks to which ``batch`` was assigned, in the order of their blocks
+- ``participants``: the ranks whose shares the step's update contains
 - ``total``, ``seed`` and ``shuffle``, which map positions to samples
-- ``first``: if an update covers several steps (accumulated gradients), the number of the first of them
+- ``first``: the number of the update's first step, if the update covers several steps (accumulated gradients)
 
 So each worker's share can be computed from any worker's line, even if the worker failed before it wrote its own line.
 At the end of an epoch, each worker writes a line with ``steps``, the number of steps, and ``left``, the positions that
 ``drop_remainder`` leaves out. Both kinds of line also have ``job``, ``data`` and ``time``.
 
-Under ``kungfu-run --msrun`` a line may have ``ranks``, the number of ranks in the virtual world. A worker's share is
-then the blocks of all ranks that the worker plays (`ms_kungfu.dataset.sharding`).
+Under ``kungfu-run --msrun``, a line may have ``ranks``, the number of ranks in the virtual world. A worker's share then
+consists of the blocks of all ranks whose work the worker does (`ms_kungfu.dataset.sharding`).
 
-A step that is partitioned into shards has ``shards``, the number of shards of a full ``global_batch``. ``weights`` of
-the members determine the assignment; without ``weights`` it is even. ``sums`` is the number of ShardedSteps that ran
-on the step's batch. The update contains the whole ``batch`` even if workers failed in the step; ``participants`` are
-the workers that did not fail. A ``share`` lists the shards that were delivered to a worker: first its own, then shards
-of workers that failed in the step. A worker without a shard receives the last shard, but its result isn't used.
+The line of a step that is partitioned into shards has these entries:
+- ``shards``: the number of shards in a full ``global_batch``
+- ``weights``: the members' weights, in proportion to which shards are assigned; if empty, the assignment is even
+- ``sums``: the number of ShardedSteps that ran on the step's batch
 
-At a fixed interval of steps, a line has a ``fingerprint`` of this worker's state after the step. ``step`` is the
-number of steps since training began. ``tensors`` maps each tensor's name in a checkpoint to a CRC-32 of the tensor's
-bytes. All workers have the same fingerprint. `ms_kungfu.replay` compares it with the fingerprint of another run.
+The update of such a step contains the whole ``batch`` even if workers failed in the step; ``participants`` are the
+workers that did not fail. A ``share`` lists the shards that were delivered to a worker: first the worker's own shards,
+then shards of workers that failed in the step. A worker without a shard receives the last shard, but the result that
+it computes isn't used.
 
-The last entry of a line is ``crc``, a CRC of the line's text that continues from the ``crc`` of the line before. So a
-reader detects a line that is missing, repeated or altered. If whole lines are missing at the end, only other workers'
-files show it. The header's ``crc`` is independent, because only the header is rewritten.
+At a fixed interval of steps, a line has a ``fingerprint`` of this worker's state after the step. The fingerprint's
+``step`` is the number of steps since training began. Its ``tensors`` maps each tensor's name in a checkpoint to a
+CRC-32 of the tensor's bytes. All workers have the same fingerprint. `ms_kungfu.replay` compares it with the fingerprint
+of another run.
+
+The last entry of a line is ``crc``, a CRC of the line's text that continues from the ``crc`` of the previous line. So a
+reader detects a line that is missing, repeated or altered. If whole lines are missing at the end of a file, the audit
+can detect this only from other workers' files. The header's ``crc`` doesn't continue into the next line, because the
+header may be rewritten.
 
 *Formats.* Format 1 has no header and no ``crc``, and its ``share`` is computed instead of observed. Format 2 has no
 shards; files without shards still use format 2. Format 3 has shards and their partition
-(`ops_src/shards/partition.h`), which the audit recomputes. A different partition needs a new format. An entry that
-readers may ignore is added to a header or a line without a new format. A new kind of line, or a new meaning of an
-entry, needs the next number, which older readers reject.
+(`ops_src/shards/partition.h`), which the audit recomputes. A different rule of partition needs a new format. An entry
+that readers may ignore can be added to a header or a line without a new format. A new kind of line, or a new meaning
+of an entry, needs the next format number. Older readers reject that number.
 """
 
 from __future__ import annotations
@@ -73,40 +83,40 @@ from ms_kungfu.dataset.contents import Contents
 from ms_kungfu.dataset.sharding import EpochCursor, Range, Step
 from ms_kungfu.errors import KungFuError
 
-FORMAT = 3  # the newest format that this version reads; ledgers with shards have it
+FORMAT = 3  # the newest format that this version can read; ledgers with shards use it
 _WITHOUT_SHARDS = 2
 ERRORS = ("raise", "warn")
-_HEADER_BYTES = 1024  # fixed, because a full disk has no space for a longer header
+_HEADER_BYTES = 1024  # fixed, because a full disk has no space for a header that grows
 _REASON_CHARS = 80
 _MAX_LINE = 64 * 1024 * 1024
-_WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError)  # from a line that isn't a record
+_WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError)  # raised for a line that isn't a record
 _PLACE = ("epoch", "step", "steps", "rank", "version")
 _log = logging.getLogger(__name__)
 _process = secrets.token_hex(6)
 
 
 def job() -> str:
-    """Return the job's ID: the same for all workers of the job, and different from all other jobs."""
+    """Return the job's ID, which is the same for all workers of the job and different for each job."""
     return env.JOB.get() or _process
 
 
 def worker_of(file: str) -> str:
-    """Return the worker that wrote a ledger file, from the file's name.
+    """Return the name of the worker that wrote a ledger file, given the file's name.
 
-    A worker has one file per ElasticDataset, and more files after a restart.
+    A worker has one file per ElasticDataset, and additional files after a restart.
     """
     return file.rpartition("-")[0] or file
 
 
 def seal(values: dict[str, Any], before: int = 0) -> tuple[bytes, int]:
-    """Return (the line of `values` without its newline, the line's crc). `before` is the crc of the line before."""
+    """Return `values` as a line without a newline, and the line's crc. `before` is the crc of the previous line."""
     text = json.dumps(values, separators=(",", ":")).encode()[:-1]
     crc = zlib.crc32(text, before)
     return text + b',"crc":"%08x"}' % crc, crc
 
 
 def is_sealed(line: bytes, before: int = 0) -> bool:
-    """Return whether the line was written directly after the line with the crc `before`."""
+    """Return whether the line is unaltered and was written directly after the line with the crc `before`."""
     text, _, rest = line.rpartition(b',"crc":"')
     return rest == b'%08x"}' % zlib.crc32(text, before)
 
@@ -114,13 +124,18 @@ def is_sealed(line: bytes, before: int = 0) -> bool:
 class Ledger:
     """This worker's ledger file in `folder`.
 
-    The folder is created now if it is missing. The file is created with its first line. If a line can't be written and
-    `errors` is "raise", OSError is raised for that line and each later one. With "warn" the file ends before that
-    line, a warning is logged, and training continues. The header contains the reason.
+    The constructor creates the folder if it is missing. The file is created when its first line is written. If a line
+    can't be written and `errors` is "raise", OSError is raised for that line and each later line. With "warn", the file
+    ends before that line, a warning is logged, and training continues. In both cases, the header contains the reason.
 
-    `sharded`: steps are partitioned into shards. `conditions`: the numeric environment for the header. `fingerprints`:
-    number of steps between two fingerprints; 0: none. `contents`: hashes of the source's samples for the header; None:
-    unknown.
+    Args:
+        folder: the folder of the ledger.
+        data: the index of the ElasticDataset in the program.
+        errors: what happens if a line can't be written: "raise" or "warn".
+        sharded: whether steps are partitioned into shards.
+        conditions: returns the numeric environment for the header.
+        fingerprints: the number of steps between two fingerprints; 0 if none are recorded.
+        contents: returns the hashes of the source's samples for the header, or None if they are unknown.
     """
 
     def __init__(
@@ -141,11 +156,11 @@ class Ledger:
         self._errors = errors
         self._format = FORMAT if sharded else _WITHOUT_SHARDS
         self._conditions, self._contents = conditions, contents
-        self._told: dict[str, Any] = {}  # entries of the header
+        self._told: dict[str, Any] = {}  # optional entries of the header
         self._fingerprints = fingerprints
         self._file: Any = None
-        self._whole = 0  # size of the whole lines in bytes
-        self._synced = False  # the file's name is on disk
+        self._whole = 0  # number of bytes in complete lines
+        self._synced = False  # whether the folder, with the file's name in it, is synced
         self._crc = 0
         self._error: OSError | None = None  # why the file ended
         try:
@@ -187,7 +202,7 @@ class Ledger:
             if self._errors == "raise":
                 raise self._error
             return
-        # Read the job and time only now, because a standby doesn't know its job's number when it starts.
+        # Read the job's ID only now, because a standby doesn't know it when it starts.
         values = {"job": job(), "time": round(time.time(), 3), "data": self._data, **values}
         try:
             if self._file is None:
@@ -206,7 +221,7 @@ class Ledger:
 
     def _create(self) -> Any:
         stem = f"{job()}-{runtime.uid():x}-{self._data}"
-        for number in range(1000):  # a worker may be a shell script that runs several programs, each with its own file
+        for number in range(1000):  # a worker may be a script that runs several programs; each has its own file
             with suppress(FileExistsError):
                 return (self._folder / f"{stem}{f'.{number}' if number else ''}.jsonl").open("xb", buffering=0)
         raise OSError(errno.EEXIST, f"{self._folder} already has 1000 files of the worker {stem}")
@@ -228,12 +243,12 @@ class Ledger:
 
     def _append(self, content: bytes) -> None:
         rest = memoryview(content)
-        while rest:  # after a partial write the next call raises the error
+        while rest:  # if a write was partial, the next call raises the error
             rest = rest[self._file.write(rest) :]
         self._whole += len(content)
 
     def _stop(self, error: OSError, line: dict[str, Any]) -> None:
-        """End the file after its last whole line, and write the reason to the header."""
+        """End the file after its last complete line, and write the reason to the header."""
         reason = error.strerror or str(error)
         goes_on = self._errors == "warn"
         first: dict[str, Any] = {key: line[key] for key in _PLACE if key in line}
@@ -265,14 +280,14 @@ class Shards:
     unit: int
     """Number of samples per shard; the last shard may have fewer."""
     weights: tuple[int, ...]
-    """Assignment weights of the members; empty: all are equal."""
+    """The weights by which shards are assigned to the members; empty if all members have equal weights."""
     sums: int
     """Number of ShardedSteps that ran on the batch."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The part of a step's record that must be equal in all workers' records of the step."""
+    """The values of a step's record that must be equal in all workers' records of the step."""
 
     version: int
     size: int
@@ -283,11 +298,11 @@ class Claim:
     seed: int
     shuffle: bool
     shards: Shards | None = None
-    """The shards of the step. None: the members' shares are blocks of the batch."""
+    """The shards of the step. If None, the members' shares are blocks of the batch."""
     ranks: int = 0
     """See `sharding.Step.ranks`."""
     first: int | None = None
-    """The first step of the update; None: the update covers only this step."""
+    """The number of the update's first step; None if the update covers only this step."""
 
     @property
     def order(self) -> tuple[int, int, bool]:
@@ -297,7 +312,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class End:
-    """The part of a finished epoch's record that must be equal in all workers' records of the epoch."""
+    """The values of a finished epoch's record that must be equal in all workers' records of the epoch."""
 
     left: tuple[Range, ...]
     global_batch: int
@@ -310,7 +325,7 @@ class Stop:
 
     reason: str
     goes_on: bool
-    """Whether the worker continued to train, as its ledger_errors option asked."""
+    """Whether the worker continued to train, because of `ledger_errors` = "warn"."""
 
 
 @dataclass(frozen=True)
@@ -333,13 +348,13 @@ class Record:
     data: int
     epoch: int
     step: int
-    """Number of the step in its epoch. In an end-of-epoch record: the epoch's number of steps."""
+    """Number of the step in its epoch. In the record of an epoch's end, this is the number of steps in the epoch."""
     rank: int
     share: tuple[Range, ...]
     claim: Claim | End | Stop
     fingerprint: Fingerprint | None = field(default=None, compare=False)
     training: tuple[str, int] | None = None
-    """The checkpoint folder, and the job's number in it."""
+    """The checkpoint folder, and the job's number in that folder."""
     contents: Mapping[str, Any] | None = field(default=None, compare=False)
     """The hashes of sample contents in the file's header."""
 
@@ -357,7 +372,7 @@ def _ranges(value: Any) -> tuple[Range, ...]:
 
 
 def _parse(line: dict[str, Any], where: str) -> Record:
-    """Return the record in a line. Raise ValueError, KeyError or TypeError if the line isn't a record."""
+    """Return the record that a line contains. Raise ValueError, KeyError or TypeError if it contains none."""
     step = line["steps" if "steps" in line else "step"]
     own = line["data"], line["epoch"], step, line["rank"]
     version, size, total, global_batch = (line[key] for key in ("version", "size", "total", "global_batch"))
@@ -409,7 +424,7 @@ def _shards(line: dict[str, Any], global_batch: int, members: int) -> Shards:
 
 
 def read(folder: Path) -> tuple[dict[str, list[Record]], list[str], list[str]]:
-    """Return the records of each ledger file in `folder`, in the order of the file; also problems and notes.
+    """Return the records of each ledger file in `folder`, in the order of its lines; also problems and notes.
 
     Raise KungFuError if a file has a newer format than this version reads.
     """
@@ -422,7 +437,7 @@ def read(folder: Path) -> tuple[dict[str, list[Record]], list[str], list[str]]:
 
 
 def headers(folder: Path) -> Iterator[dict[str, Any]]:
-    """Return the headers of the ledger's files that have one."""
+    """Yield the header of each ledger file that has a header."""
     for path in sorted(folder.glob("*.jsonl")):
         try:
             with os.fdopen(open_regular(path), "rb") as file:
@@ -485,7 +500,7 @@ def _contents(header: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _header_in(name: str, line: bytes) -> dict[str, Any] | None:
-    """Return the header in the first line; None if there is no header, as in format 1."""
+    """Return the header that the first line contains; None if it contains no header, as in format 1."""
     try:
         header = decode_object(line, _MAX_LINE, raw_bytes=True, own=True)
         number = header["ledger"]

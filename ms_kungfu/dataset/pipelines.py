@@ -1,6 +1,6 @@
 """Remove batches, passes, order and sharding from a pipeline that was written for a fixed number of processes.
 
-The samples of the result can be assigned to any number of workers.
+The samples of the resulting pipeline can be assigned to any number of workers.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ Sizes = Union[int, Callable[[Any], int]]
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A program's pipeline, separated into its samples and its settings."""
+    """A program's pipeline, separated into a dataset of samples and the settings that were removed from it."""
 
     samples: ds.Dataset
-    """The dataset with its mapped operations, and with the pipeline's batch operation if there is one."""
+    """The dataset with its ``map`` operations, and with the pipeline's batch operation if it has one."""
     total: int
     """Number of samples in all shards."""
     chosen: list[int] | None = None
-    """The sample numbers, unless the sampler selects the first `total` samples."""
+    """The numbers of the samples; None if they are the first `total` samples."""
     drawn_from: int | Drawing | None = None
-    """How the samples of an epoch are drawn, if an epoch doesn't contain each sample once.
+    """How the samples of an epoch are drawn; None if each epoch contains each sample once.
 
-    A number: a shuffling sampler takes `total` of this number of samples, different ones each epoch.
+    If this is a number n, a shuffling sampler takes `total` of n samples, and takes different samples in each epoch.
     """
     batch_size: int | None = None
     drop_remainder: bool = False
@@ -55,11 +55,11 @@ class Pipeline:
     """Number of passes over all samples per epoch."""
     num_shards: int | None = None
     shuffles: bool = False
-    """Whether the pipeline shuffles, by ``shuffle()`` or in its dataset."""
+    """Whether the pipeline shuffles, either in a ``shuffle()`` operation or in its dataset."""
 
 
 def nodes_of(pipeline: ds.Dataset) -> list[ds.Dataset]:
-    """Return its nodes from the last operation to the dataset. Raise TypeError if it has several datasets."""
+    """Return a pipeline's nodes, from its last operation to its dataset. Raise TypeError if it has several datasets."""
     nodes = [pipeline]
     while nodes[-1].children:
         if len(nodes[-1].children) > 1:
@@ -71,15 +71,15 @@ def nodes_of(pipeline: ds.Dataset) -> list[ds.Dataset]:
 def leaves_of(pipeline: ds.Dataset) -> list[Any]:
     """Return separate copies of the datasets that the pipeline reads.
 
-    A GeneratorDataset of the program is read in this process, not in forked processes. Each forked process would start
-    with a copy of this process's random generators, so all of them would augment in the same way.
+    A copy of a GeneratorDataset reads in this process, not in forked processes. Each forked process would start with a
+    copy of this process's random generators, so all forked processes would augment in the same way.
     """
     if pipeline.children:
         return [leaf for child in pipeline.children for leaf in leaves_of(child)]
     leaf = copy.deepcopy(pipeline)
     leaf.parent = []
     if getattr(leaf, "decode", False):
-        leaf.decode = False  # for a comparison, the file's bytes are sufficient
+        leaf.decode = False  # to compare samples, the undecoded bytes of the file are sufficient
     if isinstance(leaf, ds.GeneratorDataset):
         leaf.num_parallel_workers = 1
     return [leaf]
@@ -88,7 +88,7 @@ def leaves_of(pipeline: ds.Dataset) -> list[Any]:
 def take_apart(pipeline: ds.Dataset) -> Pipeline:
     """Separate a pipeline into its samples and its settings. `pipeline` itself isn't changed.
 
-    Raise TypeError or ValueError if samples can't be partitioned because of a sampler.
+    Raise TypeError or ValueError if an operation or a sampler prevents the samples from being partitioned.
     """
     nodes = nodes_of(copy.deepcopy(pipeline))
     *above, leaf = nodes
@@ -98,10 +98,10 @@ def take_apart(pipeline: ds.Dataset) -> Pipeline:
         if isinstance(node, RepeatDataset):
             if node.count > 1 and batch is not None:
                 raise ValueError(
-                    "with repeat() before batch(), a batch can have samples of two passes; call batch() "
+                    "with repeat() before batch(), a batch can contain samples of two passes; call batch() "
                     "first, then repeat()"
                 )
-            passes *= max(node.count, 1)  # -1 (endless): MindSpore also counts each pass as an epoch
+            passes *= max(node.count, 1)  # -1 means endless; MindSpore then also counts each pass as an epoch
         elif isinstance(node, ShuffleDataset):
             shuffles = True
         elif isinstance(node, _KEEPS_SAMPLES):
@@ -135,7 +135,7 @@ def take_apart(pipeline: ds.Dataset) -> Pipeline:
 def _check_batch(node: Any, other: Any) -> None:
     if other is not None:
         raise TypeError(
-            "a pipeline with two batch() operations has no single samples to partition; leave one batch() out"
+            "a pipeline with two batch() operations has no individual samples to partition; leave out one batch()"
         )
     if node.batch_size_func is not None:
         raise TypeError(
@@ -146,36 +146,36 @@ def _check_batch(node: Any, other: Any) -> None:
 
 def _shuffles(sampler: Any) -> bool:
     shuffle = getattr(sampler, "shuffle", isinstance(sampler, ds.RandomSampler))
-    return getattr(shuffle, "value", shuffle) not in (False, "false")  # an Enum: even its FALSE member is truthy
+    return getattr(shuffle, "value", shuffle) not in (False, "false")  # an Enum's member FALSE is truthy
 
 
 def _check_below(sampler: Any) -> None:
-    """Check the samplers below `sampler`, such as those that ``split()`` adds.
+    """Check the samplers that `sampler` reads from, such as those that ``split()`` adds.
 
-    They stay; a partition replaces only `sampler`.
+    These samplers remain in use, because an assignment of samples to workers replaces only `sampler`.
     """
     below = getattr(sampler, "child_sampler", None)
     while below is not None:
         name = type(below).__name__
         if isinstance(below, ds.DistributedSampler):
             raise TypeError(
-                f"a {name} below a {type(sampler).__name__} gives each worker a separate set of samples, "
+                f"a {name} before a {type(sampler).__name__} gives each worker a separate set of samples, "
                 "which can't be partitioned again; shard after the other sampler, or leave the shards out"
             )
         if isinstance(below, ds.Sampler):
-            raise TypeError(f"a {name} below a {type(sampler).__name__} may select different samples in each pipeline")
-        draws = below.is_shuffled() and not isinstance(below, ds.SequentialSampler)  # includes the samplers below
+            raise TypeError(f"a {name} before a {type(sampler).__name__} may select different samples in each pipeline")
+        draws = below.is_shuffled() and not isinstance(below, ds.SequentialSampler)  # also checks samplers below
         if draws and ds.config.get_seed() == _NO_SEED:
             raise ValueError(
-                f"a {name} below a {type(sampler).__name__} draws different samples in each pipeline and at each "
-                "worker if no seed is set, so the parts of split() would overlap; call mindspore.set_seed(n) before, "
+                f"a {name} before a {type(sampler).__name__} draws different samples in each pipeline and on each "
+                "worker if no seed is set, so the parts of split() would overlap; call mindspore.set_seed(n) first, "
                 "or use split(..., randomize=False) on a dataset with shuffle=False"
             )
         below = below.child_sampler
 
 
 def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None, int | Drawing | None]:
-    """Return a dataset's shards, number of samples, sample numbers (None: the first ones), and how it draws."""
+    """Return the values of `Pipeline` for a dataset: `num_shards`, `total`, `chosen` and `drawn_from`."""
     _check_numbered(leaf)
     sampler = leaf.sampler
     _check_below(sampler)
@@ -192,7 +192,7 @@ def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None, int | Dra
         what = "a custom sampler" if own else f"a {type(sampler).__name__}"
         raise TypeError(
             f"{what} draws or orders samples separately in each worker, but the workers of an "
-            "ElasticDataset share one order; leave it out, or choose samples with "
+            "ElasticDataset share one order; leave the sampler out, or choose samples with "
             "SubsetSampler([numbers]), or draw them with WeightedRandomSampler"
         )
     num_shards = sampler.num_shards if isinstance(sampler, ds.DistributedSampler) else None
@@ -208,7 +208,7 @@ def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None, int | Dra
 
 
 def is_numbered(leaf: Any) -> bool:
-    """Return whether a dataset can return any sample by its number, rather than only read samples sequentially."""
+    """Return whether a dataset can read any sample by its number, rather than only all samples in sequence."""
     if isinstance(leaf, ds.GeneratorDataset):
         return hasattr(leaf.source, "__getitem__")
     return hasattr(leaf, "use_sampler")
@@ -238,12 +238,14 @@ def _check_numbered(leaf: Any) -> None:
 
 
 def _drawn(leaf: Any, sampler: Any) -> tuple[int, None, Drawing]:
-    """For a WeightedRandomSampler, return the number of samples that it draws, None, and how it draws them."""
+    """Return the values of `Pipeline` for a WeightedRandomSampler: `total`, `chosen` and `drawn_from`."""
     weights = tuple(map(float, sampler.weights))
     leaf.use_sampler(ds.SequentialSampler())
     there = int(leaf.get_dataset_size())
     if len(weights) != there:
-        raise ValueError(f"a WeightedRandomSampler of {len(weights)} weights over {there} samples; give one for each")
+        raise ValueError(
+            f"a WeightedRandomSampler has {len(weights)} weights for {there} samples; give one weight per sample"
+        )
     drawn = sampler.num_samples or there
     possible = sum(weight > 0 for weight in weights)
     if not sampler.replacement and drawn > possible:
@@ -257,8 +259,8 @@ def _drawn(leaf: Any, sampler: Any) -> tuple[int, None, Drawing]:
 def batched(pipeline: ds.Dataset, size: Sizes) -> ds.Dataset:
     """Batch the pipeline with this size, or with the sizes that a function returns. No sample is left out.
 
-    If `pipeline` has a ``batch()``, it is reused with all its other settings. Otherwise a ``batch()`` is added.
-    `pipeline` is changed.
+    If `pipeline` has a ``batch()``, only the size of that ``batch()`` changes. Otherwise a ``batch()`` is added. The
+    function modifies `pipeline`.
     """
     node = _batch_of(pipeline)
     if node is None:
@@ -269,7 +271,7 @@ def batched(pipeline: ds.Dataset, size: Sizes) -> ds.Dataset:
 
 
 def keeps_rows(pipeline: ds.Dataset) -> bool:
-    """Return whether a batch certainly has as many rows as samples, because no function is mapped over batches."""
+    """Return whether each batch has one row per sample, which is certain if no function is mapped over batches."""
     node = _batch_of(pipeline)
     while node is not None and pipeline is not node and not isinstance(pipeline, MapDataset):
         pipeline = pipeline.children[0]

@@ -16,7 +16,7 @@ class Record(Protocol):
         """Return whether the record of this step gets a fingerprint. `step` counts from the start of training."""
 
     def step(self, epoch: int, step: Step, rank: int, share: Iterable[Range], common: dict[str, Any]) -> None:
-        """Record a trained step. `share` was delivered to this worker."""
+        """Record a trained step. `share` contains the positions that were delivered to this worker."""
 
     def end(self, cursor: EpochCursor, rank: int, common: dict[str, Any]) -> None:
         """Record the end of an epoch."""
@@ -26,11 +26,11 @@ class Record(Protocol):
 
 
 class Recording:
-    """Record the steps of one dataset. Without a `ledger`, do nothing."""
+    """Record the steps of one dataset in a ledger. If there is no `ledger`, all methods do nothing."""
 
     def __init__(self, ledger: Record | None) -> None:
         self.ledger = ledger
-        # The shares delivered to this worker, for the first uncommitted steps.
+        # The positions that were delivered to this worker, one entry for each step that isn't committed yet.
         self._delivered: list[tuple[Range, ...]] = []
         self._fingerprint: dict[str, Any] | None = None  # the fingerprint of the step that has ended
 
@@ -41,7 +41,7 @@ class Recording:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Record nothing in this context: samples are evaluated, not trained."""
+        """Record nothing in this context, because its samples are evaluated, not trained."""
         ledger, self.ledger = self.ledger, None
         try:
             yield
@@ -55,20 +55,20 @@ class Recording:
         return self.ledger.wants_fingerprint(cursor.epoch, cursor.steps, step)
 
     def keep_fingerprint(self, step: int, tensors: Mapping[str, str]) -> None:
-        """Keep a fingerprint for the record of the next step."""
+        """Store a fingerprint, which the record of the next committed step will contain."""
         self._fingerprint = {"step": step, "tensors": tensors}
 
     def deliver(self, share: tuple[Range, ...]) -> None:
-        """Remember what this worker received in the latest uncommitted step."""
+        """Store the positions that this worker received in the latest uncommitted step."""
         if self.ledger is not None:
             self._delivered.append(share)
 
     def forget(self) -> None:
-        """Forget the delivered shares, because they aren't trained."""
+        """Discard the delivered shares, because they weren't trained."""
         self._delivered = []
 
     def commit(self, epoch: int, steps: Sequence[Step], rank: int, common: dict[str, Any], by_shards: bool) -> None:
-        """Record trained steps. With `by_shards` there is one step, and it contains all delivered shares."""
+        """Record trained steps. With `by_shards`, there is only one step, and all delivered shares belong to it."""
         delivered, self._delivered = self._delivered, []
         if by_shards:
             delivered = [tuple(part for each in delivered for part in each)]

@@ -1,8 +1,8 @@
 """Run a program again for `ms_kungfu.replay`, and compare its steps with the recorded ones.
 
-The replay command writes its orders to the file in KUNGFU_REPLAY, and reads the result from a file next to it. At a
-difference, or as soon as nothing is left to compare, the program ends with SystemExit. So the work after training
-isn't repeated.
+The replay command writes its orders to the file that KUNGFU_REPLAY names, and reads the result from a file next to it.
+As soon as a step differs, or no step is left to compare, the program ends with SystemExit. So the program's work after
+training isn't repeated.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Recorded:
     unit: int
     """Number of samples per shard."""
     tensors: tuple[tuple[tuple[int, ...], Mapping[str, str]], ...]
-    """The workers' checksums, with the ranks that recorded them."""
+    """Each distinct set of checksums, together with the ranks that recorded it."""
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Recorded:
@@ -51,13 +51,13 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Orders:
-    """The recorded steps that a replay must reproduce, and where it starts."""
+    """The recorded steps that a replay must reproduce, and the checkpoint from which the replay starts."""
 
     recorded: Sequence[Recorded]
     conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The numeric environment of the recorded training run, by dataset number."""
     checkpoints: str | None = None
-    """A folder with the checkpoint to continue from; None: start from the beginning."""
+    """The folder with the checkpoint to continue from; None to start from the beginning."""
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -73,7 +73,7 @@ class Outcome:
     """The result of a replay so far."""
 
     same: int = 0
-    """Number of fingerprints that were compared and equal."""
+    """Number of fingerprints that were compared and found equal."""
     step: int = 0
     """The last step with an equal fingerprint."""
     difference: str = ""
@@ -99,7 +99,7 @@ def _beside(orders: Path) -> Path:
 
 
 def difference(recorded: Recorded, tensors: Mapping[str, str]) -> str:
-    """Return a message that names a tensor that differs from the record; empty if none differs. Pure.
+    """Return a message that names a tensor that differs from the record; empty if no tensor differs.
 
     Raise ValueError if the names of the tensors differ.
     """
@@ -138,12 +138,12 @@ class Replay:
         self._outcome = Outcome()
 
     def begin(self, data: int, conditions: Callable[[], Mapping[str, Any]]) -> Comparison:
-        """Start comparing the steps of one dataset. First report how the numeric environment has changed."""
+        """Start to compare the steps of one dataset. Warn if the numeric environment differs from the record."""
         told = differences(self.orders.conditions.get(str(data), {}), conditions())
         if told:
             _log.warning(
                 'numeric environment differs: differing="%s". This alone may make bits differ from the recorded '
-                "training",
+                "training run",
                 told,
             )
         return Comparison(self, data)
@@ -152,9 +152,9 @@ class Replay:
         return place in self._left
 
     def compare(self, place: tuple[int, int, int], step: Step, common: Mapping[str, Any]) -> None:
-        """Compare the step that has ended (dataset, epoch, number in the epoch).
+        """Compare the step that has just ended with its record. `place` is (dataset, epoch, number in the epoch).
 
-        Raise SystemExit after the last step, or at a difference.
+        Raise SystemExit if the steps differ, or if no recorded step is left.
         """
         if common["size"] > 1:
             self._end(
@@ -166,9 +166,9 @@ class Replay:
         order = common["total"], common["seed"], common["shuffle"]
         unit = common["global_batch"] // common["shards"]
         for what, there, here in (
-            ("samples, seed and shuffle", recorded.order, order),
-            ("samples of a shard", recorded.unit, unit),
-            ("positions of the batch", recorded.batch, step.batch),
+            ("the number of samples, seed and shuffle", recorded.order, order),
+            ("the samples per shard", recorded.unit, unit),
+            ("the positions in the batch", recorded.batch, step.batch),
         ):
             if there != here:
                 self._end(
@@ -192,14 +192,14 @@ class Replay:
 
 
 class Comparison:
-    """Compare steps with the record, in place of a dataset's `Ledger`."""
+    """Compare a dataset's steps with recorded steps. A `Comparison` takes the place of the dataset's `Ledger`."""
 
     def __init__(self, replay: Replay, data: int) -> None:
         self._replay = replay
         self._data = data
 
     def sync(self) -> None:
-        """Do nothing: nothing is recorded."""
+        """Do nothing, because a replay records nothing."""
 
     def wants_fingerprint(self, epoch: int, number: int, step: int) -> bool:
         return self._replay.is_left((self._data, epoch, number))
@@ -208,11 +208,11 @@ class Comparison:
         self._replay.compare((self._data, epoch, step.number), step, common)
 
     def end(self, cursor: EpochCursor, rank: int, common: dict[str, Any]) -> None:
-        """Do nothing: a replay runs every step, because its result depends on all earlier steps."""
+        """Do nothing, because the end of an epoch has no fingerprint to compare."""
 
 
 def current() -> Replay | None:
-    """Return the replay that started this process, if any."""
+    """Return the replay for which this process was started; None if there is none."""
     path = env.REPLAY.get()
     return None if path is None else _open(path)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from ms_kungfu._words import counted
 
-_SHOWN = 20  # the number of samples or problems that the text lists; it only counts the rest
+_SHOWN = 20  # the text lists at most this number of samples or problems, and counts the rest
 
 
 @dataclass
 class Epoch:
-    """What the ledger says about an epoch. Samples are numbers in the source, not positions in the permutation."""
+    """What the ledger says about an epoch. It names samples by number in the source, not by permuted position."""
 
     data: int
     epoch: int
@@ -25,13 +25,13 @@ class Epoch:
     missing: list[int] = field(default_factory=list)
     """Samples of a finished epoch that weren't trained."""
     repeated: dict[int, list[int]] = field(default_factory=dict)
-    """Samples that were trained more than once, each with the steps that trained it."""
+    """Samples that were trained more than once. The value is the list of steps that trained the sample."""
     dropped: list[int] = field(default_factory=list)
     """Samples left out because of `drop_remainder`."""
     compared: int = 0
     """Number of samples whose recorded content is the same on all workers."""
     given_back: int = 0
-    """Number of samples that a failed worker had received, and that others trained in the same or a later step."""
+    """Number of samples that failed workers had received and that were assigned to other workers again."""
 
     @property
     def exact(self) -> bool:
@@ -56,7 +56,7 @@ class Report:
 
     @property
     def proves(self) -> str:
-        """Return what the audit proves: sample numbers, or numbers and contents."""
+        """Return which properties of the samples the audit proves: "numbers", or "numbers and contents"."""
         return "numbers and contents" if all(epoch.compared for epoch in self.epochs) else "numbers"
 
 
@@ -98,7 +98,7 @@ def to_text(report: Report) -> str:
     for epoch in {epoch.data: epoch for epoch in report.epochs}.values():
         if epoch.compared:
             of = f"{epoch.compared} of {counted(epoch.total, 'sample')}"
-            lines.append(f"{name_of_data(epoch.data)}contents: {of} compared, the same at all workers")
+            lines.append(f"{name_of_data(epoch.data)}contents: {of} compared, the same on all workers")
     for kind, texts in (("note", report.notes), ("problem", report.problems)):
         lines += [f"{kind}: {text}" for text in texts[:_SHOWN]]
         if len(texts) > _SHOWN:

@@ -1,26 +1,27 @@
-"""Divide an epoch into steps, and a step into the workers' shares. Pure: equal calls give equal shares.
+"""Divide an epoch into steps, and a step into the workers' shares. The same calls give the same shares everywhere.
 
-An epoch is a permutation of the samples, the same on every worker. The untrained rest of it is the *pool*: a list of
-ranges of positions in the permutation, in training order. A step takes the next positions from the front of the pool,
-a *global batch*. It assigns them to the workers in contiguous blocks, their *shares*. When the step is committed, the
-shares of the participants count as trained. If the step is committed without a failed worker, that worker's share goes
-back to the end of the pool. After a change of membership, a worker needs only the pool to continue.
+An epoch is a permutation of the samples, the same on every worker. The *pool* contains the positions of the permutation
+that are still untrained. It is a list of ranges of positions, in training order. A step takes a *global batch*, which
+is the next positions at the front of the pool. It assigns these positions to the workers in contiguous blocks, the
+workers' *shares*. When the step is committed, the shares of the participants count as trained. If the step is committed
+without a failed worker, that worker's share goes back to the end of the pool. After a change of membership, a worker
+needs only the pool to continue.
 
 Rules
-- A step takes `global_batch` samples. The last samples of an epoch are trained too. If fewer than one and a half
-  global batches remain, the last two steps share them evenly. If one global batch or less remains, the last step takes
-  them all. So no step is tiny, and no step is larger than requested. An epoch has ``ceil(total / global_batch)`` steps
-  at any cluster size, and more only if shares went back to the pool. With `drop_remainder`, samples that don't fill a
-  global batch are left out.
-- If steps are partitioned into shards, the same rules apply to shards instead of samples. A shard has `unit` samples;
-  the last shard of an epoch has the rest.
+- A step takes `global_batch` samples, but the last steps of an epoch may take fewer. If more than one but fewer than
+  one and a half global batches remain, the last two steps divide the samples evenly. If one global batch or less
+  remains, the last step takes all remaining samples. So no step is tiny, and no step is larger than requested. An epoch
+  has ``ceil(total / global_batch)`` steps at any cluster size. It has more steps only if shares went back to the pool.
+  With `drop_remainder`, samples that don't fill a global batch are left out.
+- If steps are partitioned into shards, the same rules apply to shards instead of samples. A shard has `unit` samples,
+  but the last shard of an epoch may have fewer.
 - A step's samples are assigned in blocks that are as even as possible. If the division has a remainder, each of the
   first workers gets one sample more.
-- A worker may play several ranks of a world of fixed size (``kungfu-run --msrun``). A step's samples are then assigned
-  to the ranks in blocks that are as even as possible. A worker's share is the blocks of its ranks, one after the
-  other.
+- With ``kungfu-run --msrun``, a worker may do the work of several ranks of a virtual world of fixed size. A step's
+  samples are then assigned to the virtual ranks in blocks that are as even as possible. A worker's share consists of
+  the blocks of its virtual ranks, one after the other.
 - If a step has fewer samples than workers, the last workers have no sample. They still take part: they repeat the
-  step's last sample and contribute with weight 0. If all workers with their own sample fail, the update uses the
+  step's last sample and contribute with weight 0. If all workers with a sample of their own fail, the update uses the
   repeated sample. That sample then counts as trained and doesn't go back to the pool.
 """
 
@@ -39,7 +40,7 @@ Range = tuple[int, int]
 
 
 def permutation(total: int, seed: int, epoch: int, shuffle: bool = True) -> NDArray[np.int64]:
-    """Return the order of the samples in `epoch`, the same on every worker: int64 of shape (total,)."""
+    """Return the order of the samples in `epoch`, which is the same on every worker: int64 of shape (total,)."""
     if not shuffle:
         return np.arange(total, dtype=np.int64)
     return np.random.default_rng((seed, epoch)).permutation(total)
@@ -47,15 +48,15 @@ def permutation(total: int, seed: int, epoch: int, shuffle: bool = True) -> NDAr
 
 @dataclass(frozen=True)
 class Drawing:
-    """Draw samples at random by weight each epoch, instead of a permutation."""
+    """Draw an epoch's samples at random, by weight, instead of using a permutation of the samples."""
 
     weights: tuple[float, ...]
-    """The weight of each sample. The sum need not be 1."""
+    """The weight of each sample. The sum of the weights need not be 1."""
     replacement: bool
     """Whether a sample may be drawn more than once per epoch."""
 
     def samples(self, total: int, seed: int, epoch: int) -> NDArray[np.int64]:
-        """Return `total` samples, the same on every worker: int64 of shape (total,)."""
+        """Return the numbers of `total` samples, the same on every worker: int64 of shape (total,)."""
         weights = np.array(self.weights, np.float64)
         random = np.random.default_rng((seed, epoch))
         return random.choice(len(weights), total, self.replacement, weights / weights.sum())
@@ -64,7 +65,8 @@ class Drawing:
 class Order:
     """Map each position of an epoch to a sample.
 
-    `drawn_from`: the number of samples from which each epoch takes `total`, different ones each time; or a `Drawing`.
+    `drawn_from` is a `Drawing`, or the number of samples from which each epoch takes `total`. In the second
+    case, each epoch takes different samples.
     """
 
     def __init__(self, total: int, drawn_from: int | Drawing, shuffle: bool) -> None:
@@ -72,7 +74,7 @@ class Order:
         self.drawn_from = len(drawn_from.weights) if isinstance(drawn_from, Drawing) else drawn_from
         self.shuffle = bool(shuffle) and self._drawing is None
         self._total = total
-        self._known: tuple[tuple[int, int], Any] = ((-1, -1), None)  # (seed, epoch) and its permutation
+        self._known: tuple[tuple[int, int], Any] = ((-1, -1), None)  # (seed, epoch), and the order in it
 
     def named(self) -> dict[str, Any]:
         """Return the settings that must be equal on all workers, as JSON."""
@@ -80,7 +82,7 @@ class Order:
         return {"shuffle": self.shuffle, **weights}
 
     def samples(self, where: NDArray[np.int64], seed: int, epoch: int) -> list[int]:
-        """Return the numbers of the samples at these positions."""
+        """Return the numbers of the samples at the positions `where` of an epoch."""
         if self._known[0] != (seed, epoch):
             if self._drawing is not None:
                 order = self._drawing.samples(self._total, seed, epoch)
@@ -92,10 +94,10 @@ class Order:
 
 
 def keys(samples: Sequence[int], seed: int, epoch: int) -> NDArray[np.uint32]:
-    """Return the keys of random numbers for each of `samples` in `epoch`: uint32 of shape (len(samples), 4).
+    """Return a key for random numbers for each of `samples` in `epoch`: uint32 of shape (len(samples), 4).
 
-    The keys are the seed's 64 bits, the epoch and the sample's number. ``np.random.default_rng`` accepts them directly
-    and mixes them.
+    A key consists of the seed's 64 bits, the epoch and the sample's number. ``np.random.default_rng`` accepts a key
+    directly as a seed, and mixes its values.
     """
     made = np.empty((len(samples), 4), np.uint32)
     made[:, 0], made[:, 1], made[:, 2] = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, epoch & 0xFFFFFFFF
@@ -106,7 +108,7 @@ def keys(samples: Sequence[int], seed: int, epoch: int) -> NDArray[np.uint32]:
 def step_length(left: int, global_batch: int, drop_remainder: bool = False, unit: int = 1) -> int:
     """Return the number of samples in the next step if `left` samples remain; 0 at the end of the epoch.
 
-    The number is a multiple of `unit`, except in the last step. `unit` divides `global_batch`.
+    The number is a multiple of `unit`, except in the last step. `unit` must divide `global_batch`.
     """
     if drop_remainder:
         return global_batch if left >= global_batch else 0
@@ -117,7 +119,7 @@ def step_length(left: int, global_batch: int, drop_remainder: bool = False, unit
 
 
 def count_full(left: int, global_batch: int, drop_remainder: bool = False, unit: int = 1) -> int:
-    """Return how many of the next steps have a full global batch if `left` samples remain."""
+    """Return how many steps with a full global batch follow if `left` samples remain in the epoch."""
     if drop_remainder:
         return left // global_batch
     left = -(-left // unit) * unit
@@ -130,7 +132,7 @@ def count_steps(left: int, global_batch: int, drop_remainder: bool = False) -> i
 
 
 def block(length: int, place: int, workers: int) -> Range:
-    """Return the part ``[first, last)`` of a step of `length` samples that the worker at `place` of `workers` trains.
+    """Return the range ``[first, last)`` of a step's `length` samples that worker number `place` of `workers` trains.
 
     The range is empty if there are more workers than samples.
     """
@@ -140,10 +142,10 @@ def block(length: int, place: int, workers: int) -> Range:
 
 
 def blocks(length: int, place: int, workers: int, ranks: int = 0) -> list[Range]:
-    """Return the ranges of a step of `length` samples that the worker at `place` of `workers` trains.
+    """Return the ranges of a step's `length` samples that worker number `place` of `workers` trains.
 
-    If `ranks` isn't 0, it is the size of a virtual world of at least `workers` ranks, and the result is the blocks of
-    the ranks that this worker plays. If `ranks` is 0, the result is one range.
+    If `ranks` isn't 0, it is the size of a virtual world of at least `workers` ranks. The result is then one block for
+    each virtual rank whose work this worker does. If `ranks` is 0, the result is one range.
     """
     if not ranks:
         return [block(length, place, workers)]
@@ -156,7 +158,7 @@ def count(ranges: Iterable[Range]) -> int:
 
 
 def part(ranges: Iterable[Range], first: int, last: int) -> tuple[Range, ...]:
-    """Return ranges with the positions that have index `first` to `last` - 1 in `ranges`."""
+    """Return the positions with the indices `first` to `last` - 1 among the positions in `ranges`, as ranges."""
     found = []
     for begin, end in ranges:
         low, high = max(begin, begin + first), min(end, begin + last)
@@ -172,7 +174,7 @@ def positions(ranges: Iterable[Range]) -> NDArray[np.int64]:
 
 
 def ranges(where: NDArray[np.int64]) -> tuple[Range, ...]:
-    """Return the runs of consecutive positions in `where`, in the order of `where`: the inverse of `positions`."""
+    """Return `where` as ranges of consecutive positions, in the same order. This is the inverse of `positions`."""
     cuts = np.flatnonzero(np.diff(where) != 1) + 1
     return tuple((int(run[0]), int(run[-1]) + 1) for run in np.split(where, cuts) if run.size)
 
@@ -185,17 +187,17 @@ class Step:
     """Number of the step in its epoch, starting at 0."""
     batch: tuple[Range, ...]
     members: tuple[int, ...]
-    """Ranks in the order of their blocks."""
+    """The ranks to which the step is assigned, in the order of their blocks."""
     ranks: int = 0
-    """Size of the virtual world whose ranks the members play; 0: there is none."""
+    """Size of the virtual world whose work the members do; 0 if there is none."""
 
     def share(self, rank: int) -> tuple[Range, ...]:
-        """Return the positions that `rank` trains; empty if there are fewer samples than members."""
+        """Return the positions that `rank` trains; empty if the step has no sample for this rank."""
         own = self._blocks(rank)
         return part(self.batch, own[0][0], own[-1][1])
 
     def parts(self, rank: int) -> list[int]:
-        """Return how many samples of the share belong to each rank that `rank` plays. Ranks with none are left out."""
+        """Return how many samples each virtual rank of `rank` has. Virtual ranks without a sample are left out."""
         return [last - first for first, last in self._blocks(rank) if last > first]
 
     def _blocks(self, rank: int) -> list[Range]:
@@ -211,17 +213,17 @@ class Step:
                 trained += self.share(rank)
             else:
                 back += self.share(rank)
-        if not trained:  # only workers that repeated the last sample took part
+        if not trained:  # all participants had repeated the last sample
             last = count(self.batch) - 1
             return part(self.batch, last, last + 1), part(self.batch, 0, last)
         return trained, back
 
 
 class EpochCursor:
-    """Track the position in the epochs: what is trained, what is assigned and what is left.
+    """Track which samples of an epoch are trained, which are assigned and which are left.
 
-    All workers make the same calls and so have the same pool. `take` assigns a step, and `commit` counts its
-    participants' shares as trained. `put_back` undoes steps that are assigned but not committed.
+    All workers make the same calls and so have the same pool. `take` assigns a step, and `commit` counts the shares of
+    the step's participants as trained. `put_back` returns the steps that are assigned but not committed to the pool.
     """
 
     def __init__(self, total: int, drop_remainder: bool = False) -> None:
@@ -235,7 +237,7 @@ class EpochCursor:
         self.steps = 0
         """Number of committed steps in this epoch."""
         self.pool: tuple[Range, ...] = ((0, total),)
-        """Positions that no committed step has trained, in the order in which they will be trained."""
+        """The positions that aren't trained yet, in the order in which they will be trained."""
         self.taken: list[Step] = []
         """Steps that are assigned but not committed. Their positions are at the front of the pool."""
 
@@ -250,7 +252,7 @@ class EpochCursor:
         return part(self.pool, sum(count(step.batch) for step in self.taken), self.total)
 
     def take(self, global_batch: int, members: Sequence[int]) -> Step | None:
-        """Assign and return the next step; None at the end of the epoch."""
+        """Assign the next step to `members` and return it; None at the end of the epoch."""
         rest = self.rest
         length = step_length(count(rest), global_batch, self.drop_remainder, self.unit)
         if length == 0:
@@ -260,7 +262,7 @@ class EpochCursor:
         return step
 
     def commit(self, participants: Sequence[int] | None = None) -> list[Step]:
-        """Count the assigned steps as trained by `participants` (None: all members), and return these steps."""
+        """Count the assigned steps as trained by `participants` (None means all members), and return these steps."""
         steps, self.pool, self.taken = self.taken, self.rest, []
         if participants is not None:
             for step in steps:
@@ -269,7 +271,7 @@ class EpochCursor:
         return steps
 
     def put_back(self) -> None:
-        """Return assigned steps that aren't committed to the pool."""
+        """Return the steps that are assigned but not committed to the pool."""
         self.taken = []
 
     def end_epoch(self) -> None:
@@ -277,10 +279,10 @@ class EpochCursor:
         self.epoch, self.steps, self.pool, self.taken = self.epoch + 1, 0, ((0, self.total),), []
 
     def deal(self, global_batch: int, members: Sequence[int], rank: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the positions that `rank` will be assigned if nothing changes until the end of the epoch.
+        """Return the positions that will be assigned to `rank` if nothing changes until the end of the epoch.
 
-        The result is the positions of all batches, one batch after the other, and the length of each batch. No length
-        is 0.
+        The result consists of the positions in all batches, one batch after the other, and the length of each batch.
+        Each batch has at least one position.
         """
         rest = positions(self.rest)
         left, place, workers = rest.size, tuple(members).index(rank), len(members)
@@ -302,7 +304,7 @@ class EpochCursor:
         return own[0][0], own[-1][1]
 
     def state(self) -> dict[str, Any]:
-        """Return the state that another worker needs to continue from the committed steps, as JSON."""
+        """Return the state that another worker needs to continue after the committed steps, as JSON."""
         return {"epoch": self.epoch, "steps": self.steps, "pool": [list(r) for r in self.pool], "total": self.total}
 
     def restore(self, state: dict[str, Any]) -> None:

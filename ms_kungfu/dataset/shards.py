@@ -1,7 +1,8 @@
-"""Partition an epoch's steps into shards. Pure. ops_src/shards/step.h explains shards and their gradients.
+"""Partition an epoch's steps into shards, with pure functions. ops_src/shards/step.h explains shards and gradients.
 
-A step of T samples has ``ceil(T / unit)`` shards. Each shard has `unit` samples, except the last shard of the epoch. A
-worker without a shard computes the step's last shard because it must run something. Its result isn't used.
+A step of T samples has ``ceil(T / unit)`` shards. Each shard has `unit` samples, except the last shard of the epoch,
+which may have fewer. A worker to which no shard is assigned computes the step's last shard, because it must run on
+some data. The result of that worker isn't used.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ def count(length: int, unit: int) -> int:
 
 
 def last_share(length: int, unit: int) -> float:
-    """Return the weight of the step's last shard; the other shards have weight 1."""
+    """Return the weight of the step's last shard. The other shards have weight 1."""
     return (length - (count(length, unit) - 1) * unit) / unit
 
 
 def shards_in(share: Iterable[sharding.Range], batch: Iterable[sharding.Range], unit: int) -> list[int]:
     """Return the shards of a step that a worker received, in the order of `share`.
 
-    Raise ValueError if `share` contains a part of a shard.
+    Raise ValueError if `share` contains only a part of a shard.
     """
     given, step = sharding.positions(share), sharding.positions(batch)
     in_order = np.argsort(step)
@@ -49,10 +50,11 @@ def shards_in(share: Iterable[sharding.Range], batch: Iterable[sharding.Range], 
 def deal(
     rest: Positions, global_batch: int, unit: int, drop_remainder: bool, shards_of: Callable[[int], list[int]]
 ) -> tuple[Positions, Positions]:
-    """Return a worker's assignment if nothing changes until the end of the epoch. `rest`: the untrained positions.
+    """Return which shards a worker will train if nothing changes until the end of the epoch.
 
     The result is the positions of the worker's shards, one shard after the other, and the length of each shard.
-    ``shards_of(n)`` returns the worker's shards of a step with n shards.
+    `rest` contains the untrained positions. ``shards_of(n)`` returns which shards of a step with n shards are assigned
+    to the worker.
     """
     full = sharding.count_full(rest.size, global_batch, drop_remainder, unit)
     per_step = global_batch // unit

@@ -1,11 +1,11 @@
-"""Assign a worker's shares of a global order of samples.
+"""Assign to a worker its shares of the samples, which have the same order on all workers.
 
-`Shares` decides which samples a worker receives, which count as trained and which go back to the
-pool. It doesn't depend on MindSpore; `ElasticDataset` adds MindSpore. All workers make the same
-calls at the same steps.
+`Shares` decides which samples a worker receives, which samples count as trained and which go back
+to the pool. It doesn't depend on MindSpore; its subclass `ElasticDataset` does. All workers must
+make the same calls at the same steps.
 
-`Shares` accepts the arguments of `ElasticDataset`, and `passes`: the number of passes over all
-samples per epoch. The ledger counts each pass as its own epoch, in which each sample is trained
+`Shares` accepts the arguments of `ElasticDataset`, and also `passes`, the number of passes over all
+samples per epoch. The ledger counts each pass as a separate epoch, in which each sample is trained
 once.
 """
 
@@ -31,21 +31,27 @@ class Driver(Protocol):
     """The interface of `ElasticTraining`, which counts the trained steps of a dataset and may undo a step."""
 
     def begins(self) -> None:
-        """Begin a step, unless a step has begun."""
+        """Begin a step, unless a step is already running."""
 
     def take_participants(self) -> list[int]:
         """Return the ranks whose samples are in the step that has ended."""
 
 
 class Shares:
-    """The samples of a dataset. They are partitioned again whenever the cluster changes."""
+    """Assign the samples of a dataset to the workers. Assign them again whenever the cluster changes."""
 
     weight = 0
-    """This worker's number of samples since the last step (0 if repeated); it weights the gradients."""
+    """Number of samples that this worker has trained since the last step. Its gradients have this weight.
+
+    If the worker only repeats another worker's sample, the number is 0.
+    """
     step_shards: tuple[int, ...] = ()
-    """Number of samples in each shard of the step assigned last; empty without shards."""
+    """Number of samples in each shard of the last assigned step; empty if there are no shards."""
     contents: Contents | None = None
-    """Sample hashes that the workers compare. None before `read_contents`, or if contents aren't compared."""
+    """The sample hashes that the workers compare.
+
+    None before `read_contents`, or if contents aren't compared.
+    """
 
     def __init__(
         self,
@@ -64,24 +70,24 @@ class Shares:
         self._cursor = sharding.EpochCursor(total, drop_remainder)
         self._hold(BatchSize(batch_size, global_batch_size, shards))
         self._total = total
-        self._passes, self._steps_before = passes, 0  # number of steps in the finished passes of this epoch
+        self._passes, self._steps_before = passes, 0  # `_steps_before`: steps in this epoch's finished passes
         self._seed = index(seed)
         if shards is not None and not 0 <= self._seed < 1 << 64:
             raise ValueError(f"with shards, seed must be at least 0 and below 2**64, got {seed}")
         self._order = sharding.Order(total, drawn_from or total, shuffle)
         self._dealing = Dealing(self._cursor, shards is not None)
         self._recording = Recording(ledger)
-        self._step_weights: list[int] = []  # weights by rank, for the partition of this step
+        self._step_weights: list[int] = []  # weights by rank, used to assign this step's shards
         self.weight = self._sums = 0  # _sums: how many ShardedSteps have run on this step
-        self._as_dealt: dict[str, Any] = {}  # values of the current step of shards, which may differ for the next step
+        self._as_dealt: dict[str, Any] = {}  # ledger entries of the current sharded step, which may change
         self.training: tuple[str, int] | None = None
-        """For the ledger: the checkpoint folder and the job's number in it; None without checkpoints."""
+        """For the ledger: the checkpoint folder and the job's number in that folder; None without checkpoints."""
         self.driven: Driver | None = None  # if set, this driver calls `commit`
         self.suspended = False  # if true, no more steps are assigned
 
     @property
     def epoch(self) -> int:
-        """Number of epochs that have been assigned in full, over all iterators."""
+        """Number of finished epochs, counted over all iterators."""
         return self._cursor.epoch // self._passes
 
     @property
@@ -91,7 +97,7 @@ class Shares:
 
     @property
     def position(self) -> int:
-        """Number of trained samples of this epoch, over all workers."""
+        """Number of samples of this epoch that all workers together have trained."""
         return (self._passes - self._passes_left) * self._total - self._cursor.left
 
     @property
@@ -101,37 +107,37 @@ class Shares:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The ranks that the next step is assigned to: the cluster's ranks that aren't known to have failed."""
+        """The ranks to which the next step is assigned: all ranks that aren't known to have failed."""
         return self._dealing.present().members
 
     @property
     def global_batch_size(self) -> int:
-        """Number of samples in a full step at the present size; a value that you set stays constant."""
+        """Number of samples in a full step at the present cluster size; constant if you set it."""
         return self._batch.of(len(self.members))
 
     @global_batch_size.setter
     def global_batch_size(self, samples: int) -> None:
-        """Keep the global batch constant from now on. Set it on all workers at the same step."""
+        """Set a constant global batch size. Set it on all workers at the same step."""
         self.set_batch_size(global_batch_size=samples)
 
     @property
     def total_samples(self) -> int:
-        """Number of samples in an epoch, where a sample counts once per pass."""
+        """Number of samples in an epoch, in which each sample counts once per pass."""
         return self._passes * self._total
 
     @property
     def holds_global_batch(self) -> bool:
-        """Whether the batch stays the same when the cluster changes."""
+        """Whether the global batch size stays the same if the cluster size changes."""
         return self._batch.of_all is not None
 
     @property
     def shards(self) -> int | None:
-        """Number of shards in a full step; None if a step has one part for each worker."""
+        """Number of shards in a full step; None if each step has one share per worker instead."""
         return self._batch.shards
 
     @property
     def keeps_ledger(self) -> bool:
-        """Whether what is trained is recorded."""
+        """Whether trained samples are recorded in a ledger."""
         return self._recording.ledger is not None
 
     def sync_ledger(self) -> None:
@@ -139,43 +145,46 @@ class Shares:
         self._recording.sync()
 
     def off_record(self) -> AbstractContextManager[None]:
-        """Return a context in which samples are evaluated, not trained."""
+        """Return a context in which nothing is recorded, because samples are evaluated, not trained."""
         return self._recording.off()
 
     def conditions(self) -> dict[str, Any]:
-        """Return the numeric environment; empty if the exact results also depend on the cluster."""
+        """Return the numeric environment. It is empty if the exact results also depend on the cluster."""
         return {}
 
     def read_contents(self) -> None:
-        """Read the samples that the workers compare, once. Does nothing without a source."""
+        """Read the samples whose contents the workers compare. If there is no source, do nothing."""
 
     def leave_out_contents(self) -> None:
-        """Stop comparing contents, on all workers, because another worker has none."""
+        """Stop comparing contents, because a worker has no hashes; call this on all workers."""
         self.contents = None
 
     def wants_fingerprint(self, step: int) -> bool:
-        """Return whether the step that just ended, the `step`-th of training, gets a fingerprint."""
+        """Return whether the step that has just ended, number `step` of training, gets a fingerprint."""
         return self.shards is not None and self._recording.wants_fingerprint(self._cursor, step)
 
     def keep_fingerprint(self, step: int, tensors: Mapping[str, str]) -> None:
-        """Record checksums of `tensors` (by name) after `step`, with the next `commit`."""
+        """Store the checksums of `tensors`, by name, after `step`, until the next `commit` records them."""
         self._recording.keep_fingerprint(step, tensors)
 
     def set_batch_size(
         self, batch_size: int | None = None, global_batch_size: int | None = None, shards: int | None = None
     ) -> None:
-        """Change the batch size from the next batch on, on all workers at the same step.
+        """Change the batch size, beginning with the next batch.
 
-        The rest of the epoch is partitioned again. Nothing changes if this method raises an exception.
+        Call this on all workers at the same step. The rest of the epoch is partitioned again. If this
+        method raises an exception, nothing changes.
 
         Args:
             batch_size: number of samples per worker in a step. Give either this or `global_batch_size`.
-            global_batch_size: number of samples of all workers together, kept constant.
+            global_batch_size: number of samples of all workers together in a step. It stays constant if
+                the cluster changes.
             shards: number of shards in a step; unchanged by default. If the shape of a shard changes, all
-                workers compile again. The shape stays if `shards` is proportional to `global_batch_size`.
+                workers compile again. The shape stays the same if `shards` changes in proportion to
+                `global_batch_size`.
 
         Raises:
-            ValueError: if both or neither of the sizes are given, or if `shards` doesn't divide the global
+            ValueError: if both sizes or neither size is given, or if `shards` doesn't divide the global
                 batch.
         """
         if shards is not None and self.shards is None:
@@ -184,20 +193,23 @@ class Shares:
         self._dealing.changes += 1
 
     def _hold(self, batch: BatchSize) -> None:
-        """Keep this batch size from now on."""
         self._batch, self._cursor.unit = batch, batch.unit
 
     def commit(self, participants: Sequence[int] | None = None) -> int:
         """Count the assigned steps as trained by `participants`.
 
-        Shares of other ranks go back to the pool. Call this on all workers alike, once the step's outcome
-        is known and before the membership changes. KungFuError if this rank took no part in the step.
+        Shares of other ranks go back to the pool. Call this on all workers with the same arguments,
+        after the outcome of the step is known and before the membership changes.
 
         Args:
-            participants: the ranks whose samples are in the step, the same on all workers; None: all ranks.
+            participants: the ranks whose samples are in the step, the same on all workers. None means
+                all ranks.
 
         Returns:
-            The number of samples that all participants trained together.
+            The number of samples that all participants together trained.
+
+        Raises:
+            KungFuError: if this rank didn't take part in the step.
         """
         if not self._cursor.taken:
             return 0
@@ -205,12 +217,14 @@ class Shares:
         common = self._ledger_common(dealt)
         if self.shards is None:
             if dealt.version != runtime.cluster_version():
-                # The step was assigned in an earlier cluster with different ranks. A manual resize has ended that
-                # cluster.
+                # The step was assigned in an earlier cluster, whose ranks were different. A manual resize has ended
+                # that cluster.
                 participants = membership.participants_of(dealt.version)
             living = dealt.members if participants is None else tuple(r for r in dealt.members if r in participants)
             if dealt.rank not in living:
-                raise KungFuError(f"rank {dealt.rank} is alive but took no part in the step of ranks {list(living)}")
+                raise KungFuError(
+                    f"rank {dealt.rank} is alive but didn't take part in the step of ranks {list(living)}"
+                )
         else:
             participants, living = None, self._living_of_shards(dealt)
             common["sums"] = self._sums
@@ -221,7 +235,7 @@ class Shares:
         return left - self._cursor.left
 
     def _living_of_shards(self, dealt: Dealt) -> tuple[int, ...]:
-        """Return the members of a step of shards. The whole step is trained even if workers fail."""
+        """Return the workers that took part in a sharded step. The whole step is trained even if workers fail."""
         if not self._sums:
             raise KungFuError(
                 "this ElasticDataset has shards, but the shards of this step were never summed: train with "
@@ -230,23 +244,23 @@ class Shares:
         return members_of_a_step_of_shards() if dealt.version == runtime.cluster_version() else dealt.members
 
     def _end_step(self) -> None:
-        """Forget this step, including its weight in reductions outside of this dataset."""
+        """Reset the values of this step, including the weight that it set for all gradient reductions."""
         self.weight, self._sums, self._as_dealt = 0, 0, {}
         if self.shards is None:
             membership.set_weight(1)
 
     def shards_of(self, count: int) -> list[int]:
-        """Return this worker's shards of a step with `count` shards."""
+        """Return which of a step's `count` shards are assigned to this worker."""
         return self._dealing.shards_of(count)
 
     def weigh(self, weights: Sequence[int]) -> None:
-        """Assign shards by `weights`, one per rank, from the next step on, on all workers alike."""
+        """Assign shards by `weights`, one per rank, from the next step on; call this on all workers."""
         self._dealing.weigh(weights)
 
     def take_back(self, participants: Sequence[int]) -> None:
-        """Assign uncommitted steps again, to the ranks in `participants`, because the step was undone.
+        """Assign uncommitted steps again, to the ranks in `participants`, because a step was undone.
 
-        Call it on all workers with the same ranks, before the membership changes.
+        Call this on all workers with the same ranks, before the membership changes.
         """
         self._put_back()
         self._end_step()
@@ -254,7 +268,7 @@ class Shares:
         self._dealing.changes += 1
 
     def _put_back(self) -> None:
-        """Assign uncommitted steps again."""
+        """Return the samples of uncommitted steps to the pool."""
         self._cursor.put_back()
         self._recording.forget()
         self._sums = 0
@@ -271,7 +285,7 @@ class Shares:
         }  # fmt: skip
 
     def _end_epoch(self) -> bool:
-        """Begin the next pass, because the present pass is trained or left out. Return whether the epoch is over."""
+        """Begin the next pass after the present pass was trained or skipped. Return whether the epoch is over."""
         if self._recording.ledger is not None:
             dealt = self._dealing.present()
             self._recording.ledger.end(self._cursor, dealt.rank, self._ledger_common(dealt))
@@ -280,14 +294,14 @@ class Shares:
         return self._cursor.epoch % self._passes == 0
 
     def leave_out_the_rest(self) -> None:
-        """Begin the next epoch without the rest of this epoch, on all workers at the same step."""
+        """Skip the rest of this epoch; call this on all workers at the same step."""
         self._put_back()
         while not self._end_epoch():
             pass
         self._dealing.changes += 1
 
     def same_at_all(self) -> dict[str, Any]:
-        """Return the settings that must be equal on all starting workers, by argument name, as JSON."""
+        """Return, by argument name, the settings that must be equal on all workers when a job begins, as JSON."""
         return {
             "samples": self._total, **self._batch.named(), "seed": self._seed, **self._order.named(),
             "drop_remainder": self._cursor.drop_remainder, "passes": self._passes,
@@ -307,14 +321,15 @@ class Shares:
         self.contents = contents.the_same(self.contents, state.get("contents"), self._total)
         self._recording.forget()
         self._sums, self._seed, self._steps_before = 0, state["seed"], state.get("steps_before", 0)
-        # If both have shards, the number in `state` applies. A checkpoint of another training run may have no shards.
+        # If this dataset and `state` both have shards, use the number in `state`. A checkpoint of another training run
+        # may have no shards.
         shards = None if self.shards is None else state.get("shards") or self.shards
         per_worker, of_all = state["batch"]
         self._hold(BatchSize(per_worker, of_all, shards))
         self._dealing.changes += 1
 
     def _take(self) -> sharding.Step | None:
-        """Assign the next step, and set the weight of this worker's gradients from now on."""
+        """Assign the next step, and set the weight of this worker's gradients in it."""
         cursor, dealt = self._cursor, self._dealing.present()
         step = cursor.take(self.global_batch_size, dealt.members)
         if step is not None and self.shards is not None:
@@ -331,7 +346,7 @@ class Shares:
         return step
 
     def _deal(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return positions and lengths of this worker's batches or shards for this epoch, if nothing changes."""
+        """Return the positions and lengths of this worker's batches or shards until the end of the epoch."""
         cursor, dealt = self._cursor, self._dealing.present()
         if self.shards is None:
             return cursor.deal(self.global_batch_size, dealt.members, dealt.rank)
@@ -340,7 +355,7 @@ class Shares:
 
 
 def steps_left(shares: Shares, epochs: int = 1) -> int:
-    """Return the steps left in `epochs` epochs, of which the present one is the first, at the present batch size."""
+    """Return the number of steps left in `epochs` epochs, beginning with the present one, at the present batch size."""
     cursor, batch = shares._cursor, shares.global_batch_size
     full = sharding.count_steps(shares._total, batch, cursor.drop_remainder)
     passes = shares._passes_left + (epochs - 1) * shares._passes

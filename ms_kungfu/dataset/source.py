@@ -16,10 +16,10 @@ Given = Union[ds.Dataset, Callable[[list[int]], ds.Dataset]]
 
 
 class _Numbers(list[int]):
-    """A list of integers that the copies of a MindSpore pipeline share.
+    """A list of integers that isn't copied with a MindSpore pipeline, so that all copies share it.
 
-    MindSpore's SubsetSampler checks each number, and each iterator copies each number. Without sharing, this takes
-    longer than all other work for a new partition.
+    Copying the list for each iterator, and checking each number in SubsetSampler, would take longer than all other work
+    for a new partition.
     """
 
     def __deepcopy__(self, memo: Any) -> _Numbers:
@@ -27,7 +27,7 @@ class _Numbers(list[int]):
 
 
 def _beside_leaf(pipeline: ds.Dataset, column: ds.Dataset) -> ds.Dataset:
-    """Return `pipeline` with one more column in its dataset, below all `map` operations."""
+    """Return `pipeline` with a column added to its dataset, so that each `map` operation can use it."""
     above, leaf = None, pipeline
     while leaf.children:
         if len(leaf.children) > 1:
@@ -45,7 +45,8 @@ class Source:
     """Make pipelines from a program's pipeline, or from a function that accepts a list of sample numbers.
 
     Args:
-        given: the pipeline (restricted to the samples in `chosen`, if given), or the function.
+        given: the pipeline or the function.
+        chosen: if not None, the numbers of the pipeline's samples in its dataset.
         key_column: as in `ElasticDataset`.
     """
 
@@ -67,7 +68,7 @@ class Source:
         return self._given.num_classes() if isinstance(self._given, ds.Dataset) else None
 
     def batches(self, numbers: list[int], size: pipelines.Sizes, seed: int, epoch: int) -> ds.Dataset:
-        """Return a pipeline over these samples, in this order. `seed` and `epoch` determine the samples' keys."""
+        """Return a pipeline over these samples, in this order. `seed` and `epoch` determine the `key_column`."""
         if isinstance(self._given, ds.Dataset):
             pipeline = copy.deepcopy(self._given)
             sampler = ds.SubsetSampler([0])
@@ -75,7 +76,7 @@ class Source:
             leaf: Any = pipelines.nodes_of(pipeline)[-1]
             leaf.use_sampler(sampler)
             if isinstance(leaf, ds.GeneratorDataset) and leaf.source_len > 0:
-                # This yields at most as many samples as the source has, but a sampler that draws may repeat a sample.
+                # A GeneratorDataset yields at most `source_len` samples, but a weighted sampler may repeat samples.
                 leaf.source_len = max(leaf.source_len, len(numbers))
             pipeline = pipelines.batched(pipeline, size)
         else:
@@ -89,7 +90,7 @@ class Source:
         return numbers if self._chosen is None else [self._chosen[i] for i in numbers]
 
     def _leaves(self, numbers: list[int]) -> list[ds.Dataset]:
-        """Return the datasets below all `map` operations, over these samples in this order."""
+        """Return the datasets without any `map` operation, over these samples in this order."""
         if not isinstance(self._given, ds.Dataset):
             return pipelines.leaves_of(self._given(numbers))
         (leaf,) = pipelines.leaves_of(self._given)
@@ -97,21 +98,21 @@ class Source:
         return [leaf]
 
     def _reads_alike(self) -> bool:
-        """Return whether the samples come from files or arrays, so that each read of a sample yields the same."""
+        """Return whether the samples come from files or arrays, so that each read of a sample yields equal content."""
         if not isinstance(self._given, ds.Dataset):
             return False
         leaf = pipelines.nodes_of(self._given)[-1]
         return isinstance(leaf, ds.NumpySlicesDataset) or not isinstance(leaf, ds.GeneratorDataset)
 
     def contents(self, total: int, of_all: bool) -> Contents:
-        """Return hashes of some of `total` samples, or of all.
+        """Return hashes of some of the `total` samples or, with `of_all`, of all samples.
 
         Raise UnstableError if a sample differs from one read to the next.
         """
         some, again = contents.chosen(total), 0 if self._reads_alike() else contents.READS - 1
-        # Use separate pipelines: a GeneratorDataset yields no more samples than its source has.
+        # Use a separate pipeline for each pass, because a GeneratorDataset yields no more samples than its source has.
         passes = [list(range(total)) if of_all else some, *([some] * again)]
-        # A source may use the process's random generators for augmentation. Their state belongs to the program.
+        # A source may use the process's random generators for augmentation. Restore their state for the program.
         states = random.getstate(), np.random.get_state()
         hashes: dict[int, bytes] = {}
         columns: contents.Columns | None = None
@@ -134,7 +135,7 @@ class Source:
                             raise contents.UnstableError(f"sample {number} differs from one read to the next")
                 finally:
                     for iterator in iterators:
-                        iterator.stop()  # the iterator's threads read ahead and use the random generators
+                        iterator.stop()  # its threads would read ahead and use the random generators
                 if rows < len(numbers):
                     raise contents.UnstableError(f"the source yielded {rows} of {len(numbers)} samples")
         finally:

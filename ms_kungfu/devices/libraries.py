@@ -1,6 +1,6 @@
-"""The possible locations of the vendors' libraries for GPUs and Ascend devices. This module opens no library.
+"""List where the vendors' libraries for GPUs and Ascend devices may be. This module doesn't open any library.
 
-The locations are library names, and files in Python packages.
+A location is a library name or a file in a Python package.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Library:
-    """`packaged`: files below site-packages. If none exists, the system's loader searches for `names`, in order."""
+    """A library. `packaged` contains files below site-packages. If none exists, the loader tries `names` in order."""
 
     what: str
     names: tuple[str, ...]
@@ -21,8 +21,8 @@ class Library:
 
 
 CUDA_DRIVER = Library("the GPU's driver", ("libcuda.so.1",))
-# The oldest version comes first: MindSpore's GPU plugin is built for CUDA 11, and a process should load only one CUDA
-# runtime.
+# The oldest version comes first, because MindSpore's GPU plugin is built for CUDA 11, and a process should load only
+# one CUDA runtime.
 CUDA_RUNTIMES = (
     Library("the CUDA runtime", ("libcudart.so.11.0",), ("nvidia/cuda_runtime/lib/libcudart.so.11.0",)),
     Library("the CUDA runtime", ("libcudart.so.12",), ("nvidia/cuda_runtime/lib/libcudart.so.12",)),
@@ -39,7 +39,7 @@ NCCL = Library(
 )
 ACL = Library("AscendCL", ("libascendcl.so",))
 HCCL = Library("HCCL", ("libhccl.so",))
-# The libraries of MindSpore's own GPU plugin in the x86-64 wheels: CUDA 11.
+# The CUDA 11 libraries that MindSpore's own GPU plugin in the x86-64 wheels needs.
 MINDSPORE_GPU = tuple(
     Library(name, (name,), (f"nvidia/{folder}/lib/{name}",))
     for name, folder in (
@@ -58,7 +58,8 @@ MINDSPORE_GPU = tuple(
 def candidates(library: Library, folders: Iterable[str] | None = None) -> list[str]:
     """Return the libraries to try, in order.
 
-    Files of packages in `folders` (default: Python's search path) come first, then names for the loader.
+    Files of Python packages in `folders` come first, followed by names for the loader. By default, `folders` is
+    Python's search path.
     """
     searched = list(sys.path if folders is None else folders)
     files = (Path(folder) / file for file in library.packaged for folder in searched)

@@ -1,12 +1,12 @@
-"""Ascend rank tables: which rank has which device of which server, in the JSON format of MindSpore and HCCL.
+"""Read and check Ascend rank tables, which say which rank has which device of which server, in JSON.
 
-A job's table is named by ``RANK_TABLE_FILE`` or ``MINDSPORE_HCCL_CONFIG_PATH``. For most mistakes in a table, HCCL
-reports only an error number and a time-out. This module reports all mistakes at once, each with a message. ``python -m
+``RANK_TABLE_FILE`` or ``MINDSPORE_HCCL_CONFIG_PATH`` names a job's table. For most mistakes in a table, HCCL reports
+only an error number and a time-out. This module reports all mistakes at the same time, each with a message. ``python -m
 ms_kungfu.devices.rank_table FILE`` checks a table and prints its contents.
 
 The format is version 1.0 in HCCL's user guide ("rank table configuration"), as shown in MindSpore's tutorial on rank
-tables. Every value is a string, even numbers: HCCL rejects other types. Tables of the older form (``board_id``,
-``instance_list``) are converted. Pure except `read` and `main`.
+tables. Every value is a string, even if it is a number, because HCCL rejects other types. Tables in the older format
+(``board_id``, ``instance_list``) are converted. Only `read` and `main` access files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_BYTES = 16 * 1024 * 1024
 
 
 class RankTableError(ValueError):
-    """An invalid table; `mistakes` has a message for each mistake."""
+    """Raised for an invalid table. `mistakes` contains a message for each mistake."""
 
     def __init__(self, mistakes: Iterable[str], where: str = "rank table") -> None:
         self.mistakes = tuple(mistakes)
@@ -40,7 +40,7 @@ class RankTableError(ValueError):
 
 @dataclass(frozen=True)
 class Device:
-    """`device_id`: the device's physical number on its server. `ip`: the address of its network card, if given."""
+    """A device. `device_id` is its physical number on its server; `ip` is its network card's address, if given."""
 
     rank: int
     device_id: int
@@ -49,11 +49,11 @@ class Device:
 
 @dataclass(frozen=True)
 class Server:
-    """`id`: a name that no other server has. MindSpore's tool uses the server's IP address."""
+    """A server. `id` is a name that no other server has. MindSpore's tool uses the server's IP address as the name."""
 
     id: str
     devices: tuple[Device, ...]
-    extra: Mapping[str, Any] = field(default_factory=dict)  # other keys of the file
+    extra: Mapping[str, Any] = field(default_factory=dict)  # the server's other keys in the file
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class RankTable:
 
 
 def path_from(environ: Mapping[str, str]) -> Path | None:
-    """Return the job's table; None if there is none. MINDSPORE_HCCL_CONFIG_PATH has priority, as in MindSpore."""
+    """Return the path of the job's table, if any. MINDSPORE_HCCL_CONFIG_PATH takes precedence, as in MindSpore."""
     text = env.HCCL_CONFIG_PATH.get(environ) or env.RANK_TABLE_FILE.get(environ)
     return Path(text) if text else None
 
 
 def parse(text: str, where: str = "rank table") -> RankTable:
-    """Return the table in `text`. Raise RankTableError with all mistakes, prefixed by `where`."""
+    """Parse a table. If it has mistakes, raise a RankTableError that lists all mistakes after the prefix `where`."""
     try:
         document = decode(text, _MAX_BYTES)
     except MalformedError as error:
@@ -88,10 +88,10 @@ def parse(text: str, where: str = "rank table") -> RankTable:
 
 
 def from_first_version(document: Any) -> Any:
-    """Convert a table of the older form to one with servers. Return anything else unchanged, for `find_mistakes`.
+    """Convert a table in the older format to one with servers. Return any other document unchanged.
 
-    The older form lists the instances of one group, with a rank and a device each (``board_id``, ``group_list``,
-    ``instance_list``).
+    A table in the older format lists the instances of one group (``board_id``, ``group_list``, ``instance_list``). Each
+    instance has a rank and a device. `find_mistakes` checks the result.
     """
     if not isinstance(document, dict) or "server_list" in document:
         return document
@@ -110,7 +110,7 @@ def from_first_version(document: Any) -> Any:
         device = devices[0] if isinstance(devices[0], dict) else {}
         servers.setdefault(name, []).append({**device, "rank_id": instance.get("rank_id")})
     listed = [{"server_id": name, "device": devices} for name, devices in servers.items()]
-    # Tables of the older form needn't have a status.
+    # A table in the older format need not have a status.
     status = document.get("status", "completed")
     return {"version": VERSION, "status": status, "server_count": str(len(listed)), "server_list": listed}
 
@@ -125,7 +125,7 @@ def _device(document: Mapping[str, Any]) -> Device:
 
 
 def read(path: str | os.PathLike[str]) -> RankTable:
-    """Return the table in a file. Raise RankTableError with the file's name if it can't be read or is invalid."""
+    """Read a file and return its table. If this fails, raise a RankTableError that names the file."""
     where = f"rank table {os.fspath(path)}"
     try:
         text = read_regular(path).decode("utf-8")
@@ -137,13 +137,13 @@ def read(path: str | os.PathLike[str]) -> RankTable:
 
 
 def find_mistakes(document: object) -> Iterator[str]:
-    """Yield a message for each mistake in a parsed document. A document without mistakes can be used."""
+    """Yield a message for each mistake in a parsed document. If there is none, the document is a valid table."""
     if not isinstance(document, dict):
         yield f"it must be a JSON object, got {_kind(document)}"
         return
     for key, what in (
         ("server_group_list", "a global rank table of several jobs"),
-        ("group_list", "a table of the older form whose content isn't one group of instances with one device each"),
+        ("group_list", "a table in the older format whose content isn't one group of instances with one device each"),
     ):
         if key in document and "server_list" not in document:
             yield f"it is {what}, which is not supported; write one with server_list, version {VERSION}"
@@ -188,7 +188,7 @@ def _mistakes_in_servers(servers: list[Any]) -> Iterator[str]:
             ids.add(name)
         devices = server.get("device")
         if not isinstance(devices, list) or not devices:
-            yield f"{who} must have a list of devices called device, got {_kind(devices)}"
+            yield f"{who} must have a list of devices under the key device, got {_kind(devices)}"
             all_ranks_known = False
             continue
         device_ids: set[int] = set()
@@ -222,14 +222,14 @@ def _mistakes_in_servers(servers: list[Any]) -> Iterator[str]:
                 yield f"device_ip {ip} is given twice, to {ips[ip]} and to {which}"
             else:
                 ips[ip] = which
-    # Skip this check if a rank can't be read or is listed twice: that mistake has its own message and causes the gap.
+    # Skip this check if a rank can't be read or is listed twice: that mistake was reported above and causes the gap.
     missing = sorted(set(range(len(ranks))) - set(ranks))
     if missing and all_ranks_known:
         listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         yield f"ranks must go from 0 to {len(ranks) - 1} without gaps; missing: {listed}"
     if without_ip and len(servers) > 1:
         yield (
-            f"device_ip of {without_ip[0]} is missing: with several servers every device needs the address of its "
+            f"device_ip of {without_ip[0]} is missing: with several servers, every device needs the address of its "
             "network card"
         )
 
@@ -266,7 +266,7 @@ def _kind(value: object) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check a table.
 
-    Exit status: 0 for a valid table, 1 for an invalid or missing table, 2 for an invalid command line.
+    The exit status is 0 for a valid table, 1 for an invalid or missing table, and 2 for an invalid command line.
     """
     parser = argparse.ArgumentParser(
         prog="python -m ms_kungfu.devices.rank_table",

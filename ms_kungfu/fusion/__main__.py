@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         "--fusion",
         type=_fusion,
         metavar="MODE",
-        help="none, auto, size:MB or index:I,J,... instead of what is configured",
+        help="none, auto, size:MB or index:I,J,...; replaces the mode that the program configures",
     )
     parser.add_argument("target", metavar="TARGET")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="for the program")
@@ -64,11 +64,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _StopError(BaseException):
-    """Ends a program at its first step. It isn't a subclass of Exception, so that the program doesn't catch it."""
+    """Raised to end a program at its first step. A program's ``except Exception`` doesn't catch this class."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command. Exit status: 0, or 2 for an invalid command line or a target without parameters to reduce."""
+    """Run the command. Return 0, or exit with 2 if the command line is invalid or the target has no plan."""
     parser = _parser()
     options = parser.parse_args(words)
     try:
@@ -111,8 +111,8 @@ def _plan_of_result(where: str, function: str, fusion: Any) -> Plan:
 
 
 def _plan_of_program(program: str, arguments: list[str], fusion: Any) -> Plan:
-    """Run the program and return the plan of its first step. At that step the program has set its fusion ids."""
-    # MindSpore logs the stopped compilation as an error, and writes a file about it to the current folder.
+    """Run the program and return the plan of its first step. By that step, the program has set its fusion ids."""
+    # MindSpore would log the stopped compilation as an error, and write a file about it to the current folder.
     quiet = {"GLOG_v": "4", **os.environ}
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {**quiet, "MS_OM_PATH": folder}):
         return _plan_of_first_step(program, arguments, fusion)
@@ -130,8 +130,8 @@ def _plan_of_first_step(program: str, arguments: list[str], fusion: Any) -> Plan
 
     sys.argv = [program, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(program))
-    # The program's output matters only if it never reaches a step. Use a real file, because programs expect more of
-    # standard output than a StringIO provides.
+    # The program's output is needed only if the program never reaches a step. Use a real file, because programs may use
+    # features of standard output that a StringIO doesn't have.
     with tempfile.TemporaryFile("w+") as said:
         try:
             with mock.patch.object(KungFuGradReducer, "plan", property(stop)), contextlib.redirect_stdout(said):

@@ -1,4 +1,4 @@
-"""Read the inputs of fusion from MindSpore: its configuration and the parameters."""
+"""Read from MindSpore what a fusion plan needs: the configuration of fusion and the parameters."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ms_kungfu.fusion.plan import Gradient, Plan, make_plan
 
 
 def mode_of(fusion: Any = None, kind: str = "allreduce") -> Mode:
-    """Return the mode of `fusion`; if it is None, of the present ``ms.set_auto_parallel_context(comm_fusion=...)``."""
+    """Return the mode that `fusion` or, if it is None, ``ms.set_auto_parallel_context(comm_fusion=...)`` sets."""
     return configured(ms.get_auto_parallel_context("comm_fusion"), kind) if fusion is None else parse(fusion)
 
 
 def plan_of(parameters: Iterable[Any], fusion: Any = None, name: str = "gradients", overlaps: bool = False) -> Plan:
-    """Return the plan of these parameters' gradients, with the parameters' present fusion ids."""
+    """Return the plan for these parameters' gradients, with the present fusion ids of the parameters."""
     gradients, mode = [_gradient(parameter) for parameter in parameters], mode_of(fusion)
     if overlaps:
         mode = for_overlap(mode, sum(gradient.nbytes for gradient in gradients))

@@ -10,17 +10,17 @@ AUTO_MB = 64
 
 
 class Mode(NamedTuple):
-    """How to group gradients whose ``comm_fusion`` id is 1, the default.
+    """How to group gradients whose ``comm_fusion`` id is 1, which is the default.
 
-    :func:`parse` and :func:`configured` return it.
+    :func:`parse` and :func:`configured` return a mode.
     """
 
     name: str
     """``"none"``, ``"auto"``, ``"size"`` or ``"index"``."""
     limit_mb: int = 0
-    """For auto and size: the largest size of a group, in MB."""
+    """For "auto" and "size": the largest size of a group, in MB."""
     split_points: tuple[int, ...] = ()
-    """For index: the last gradient of each group, except the last group."""
+    """For "index": the index of the last gradient of each group, except the last group."""
 
     def __str__(self) -> str:
         if self.name == "index":
@@ -33,19 +33,20 @@ AUTO = Mode("auto", AUTO_MB)
 
 
 def for_overlap(mode: Mode, nbytes: int) -> Mode:
-    """Adapt `mode`, for `nbytes` of gradients, to groups that are reduced while later gradients are computed.
+    """Adapt `mode` to groups that are reduced while later gradients are still being computed.
 
-    For "auto" the result is eight groups of 2 to 16 MB. The backward pass can hide the reduction of
-    groups of this size, and each group is large enough for nearly the full speed of a network
+    `nbytes` is the total size of the gradients. For "auto", a group's size limit becomes an eighth of
+    the total, but at least 2 MB and at most 16 MB. The backward pass can hide the reduction of groups
+    of this size, and each group is large enough for nearly the full speed of a network
     (docs/performance.md).
     """
     return Mode("auto", min(max(-(-nbytes // (8 * MB)), 2), 16)) if mode.name == "auto" else mode
 
 
 def parse(fusion: Any, allowed: tuple[str, ...] = ("auto", "size", "index")) -> Mode:
-    """Return the mode for a value of `fusion`, checked as MindSpore checks its ``comm_fusion``.
+    """Return the mode for a value of `fusion`, which is checked as MindSpore checks its ``comm_fusion``.
 
-    It raises the same errors as ``ms.set_auto_parallel_context(comm_fusion=...)``.
+    The function raises the same errors as ``ms.set_auto_parallel_context(comm_fusion=...)``.
 
     Args:
         fusion: ``"none"``, ``"auto"``, or MindSpore's ``{"mode": ..., "config": ...}``.
@@ -55,9 +56,9 @@ def parse(fusion: Any, allowed: tuple[str, ...] = ("auto", "size", "index")) -> 
         The mode.
 
     Raises:
-        KeyError: for a mode that is missing or unknown.
-        TypeError: for a config of a type that doesn't fit the mode.
-        ValueError: for a config whose value doesn't fit the mode.
+        KeyError: if the mode is missing or unknown.
+        TypeError: if the type of ``config`` doesn't fit the mode.
+        ValueError: if the value of ``config`` doesn't fit the mode.
     """
     if isinstance(fusion, str) and fusion in ("none", "auto"):
         return NONE if fusion == "none" else AUTO
@@ -75,7 +76,7 @@ def parse(fusion: Any, allowed: tuple[str, ...] = ("auto", "size", "index")) -> 
 
 
 def configured(comm_fusion: Mapping[str, Any], kind: str = "allreduce") -> Mode:
-    """Return the mode in MindSpore's full configuration for one kind of collective.
+    """Return the mode that MindSpore's full configuration has for one kind of collective.
 
     Args:
         comm_fusion: the result of ``ms.get_auto_parallel_context("comm_fusion")``.
@@ -97,7 +98,7 @@ def _size(config: Any) -> Mode:
         raise TypeError(f"the size of a fusion group must be a whole number of MB, not {config!r}")
     if config < 0:
         raise ValueError(f"the size of a fusion group in MB must be at least 0, not {config}")
-    # With 0 MindSpore skips its fusion pass, even if parameters have ids.
+    # With size 0, MindSpore skips its fusion pass, even if parameters have ids.
     return NONE if config == 0 else Mode("size", config)
 
 

@@ -1,4 +1,4 @@
-"""Partition the gradients of a step into groups that are reduced together. Pure: all ranks compute the same groups."""
+"""Partition the gradients of a step into groups that are reduced together. All ranks compute the same groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class Gradient(NamedTuple):
-    """The properties of a gradient that the plan needs; it has its parameter's name and size."""
+    """The properties of a gradient that the plan needs; its name and size are its parameter's."""
 
     name: str
     """The parameter's name."""
@@ -27,12 +27,12 @@ class Gradient(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Gradients of one dtype which one operation reduces."""
+    """Gradients of one dtype that one operation reduces."""
 
     name: str
     """The operation's name."""
     members: tuple[int, ...]
-    """Indices in the list of gradients, ascending."""
+    """The gradients' indices in the list of gradients, ascending."""
     nbytes: int
     """Total size of the members in bytes."""
     dtype: str
@@ -43,9 +43,9 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The partition of the gradients into groups, with each gradient in one group.
+    """The partition of the gradients into groups, with each gradient in exactly one group.
 
-    The groups are reduced in order, which is the order of their first gradients.
+    The groups are reduced in the order of their first gradients.
 
     Args:
         gradients: all gradients, in the order of the optimizer's parameters.
@@ -63,11 +63,11 @@ class Plan:
         return tuple(of[i] for i in range(len(self.gradients)))
 
     def runs(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Return for each group the stretches [start, stop) of the list of gradients that form the group."""
+        """Return, for each group, the ranges [start, stop) in the list of gradients that form the group."""
         return tuple(tuple(_runs(group.members)) for group in self.groups)
 
     def pieces(self) -> tuple[tuple[int, int, int], ...]:
-        """Return the inverse of `runs`: the stretches of the groups that form the list of gradients.
+        """Return the inverse of `runs`: the ranges in the groups that, in order, form the list of gradients.
 
         Returns:
             Tuples ``(group, start, stop)``, in the order of the gradients.
@@ -99,13 +99,14 @@ class Plan:
 def make_plan(gradients: Sequence[Gradient], mode: Mode, name: str = "gradients") -> Plan:
     """Partition gradients into the groups that are reduced together.
 
-    A gradient's id determines its group. A gradient with id 0 is reduced alone. Gradients with id 1 are
-    grouped by `mode`. Gradients with any other equal id form one group. All gradients of a group have
-    one dtype, as in MindSpore. With mode "none", gradients aren't fused, regardless of ids.
+    A gradient's ``comm_fusion`` id determines its group. A gradient with id 0 is reduced alone.
+    Gradients with id 1 are grouped by `mode`. Gradients that have the same other id form one group. All
+    gradients of a group have the same dtype, as in MindSpore. With mode "none", gradients aren't fused,
+    regardless of ids.
 
-    A group's name contains its number, not its contents. If the plans of two ranks differ, the first
-    different group has the same name but a different layout. So the collective fails at once. With
-    different names, each rank would wait for the other forever.
+    A group's name contains its number, not its contents. So if the plans of two ranks differ, the first
+    group that differs has the same name but a different layout. Its collective then fails immediately.
+    If the names differed, each rank would wait for the other forever.
 
     Args:
         gradients: the gradients, in the order of the optimizer's parameters.
@@ -113,7 +114,7 @@ def make_plan(gradients: Sequence[Gradient], mode: Mode, name: str = "gradients"
         name: the prefix of the groups' names.
 
     Returns:
-        The plan, the same at every rank that passes the same arguments.
+        The plan, which is the same on all ranks that pass the same arguments.
     """
     chosen = [i for i, gradient in enumerate(gradients) if gradient.comm_fusion == 1]
     parts = dict(zip(chosen, _parts([gradients[i] for i in chosen], mode)))
@@ -149,7 +150,7 @@ def _parts(gradients: Sequence[Gradient], mode: Mode) -> list[int]:
                 )  # fmt: skip
         return [bisect_left(mode.split_points, i) for i in range(len(gradients))]
     parts: list[int] = []
-    filled: dict[str, tuple[int, int]] = {}  # dtype -> (part that is being filled, its bytes)
+    filled: dict[str, tuple[int, int]] = {}  # dtype -> (the part that is being filled, the number of bytes in it)
     for gradient in gradients:
         part, nbytes = filled.get(gradient.dtype, (0, 0))
         # A gradient that is larger than the limit forms a group alone.

@@ -31,7 +31,7 @@ def _lenet() -> list[int]:
 
 
 def _bert_base() -> list[int]:
-    """Devlin et al., "BERT", 2018: 12 layers of 768, 30522 words; without the heads of pre-training."""
+    """Devlin et al., "BERT", 2018: 12 layers of width 768 and 30522 words, without the heads of pre-training."""
     hidden, inner = 768, 3072
     norm = [hidden, hidden]
     dense = [hidden * hidden, hidden]
@@ -55,13 +55,13 @@ def _vgg16() -> list[int]:
 def _inception_v3() -> list[int]:
     """Szegedy et al., "Rethinking the Inception Architecture", 2015, without the auxiliary classifier.
 
-    The paper doesn't specify some widths; these are from its authors' TensorFlow model. The convolutions have no bias
-    and are normalised.
+    Widths that the paper doesn't specify are from its authors' TensorFlow model. The convolutions have no bias and are
+    batch-normalised.
     """
     counts: list[int] = []
 
     def chain(inputs: int, *layers: tuple[int, int]) -> int:
-        """Add consecutive convolutions, given as (outputs, elements of the kernel). Return the last one's outputs."""
+        """Add consecutive convolutions, given as (outputs, kernel elements). Return the last convolution's outputs."""
         for outputs, kernel in layers:
             counts.extend((outputs * inputs * kernel, outputs, outputs))
             inputs = outputs

@@ -1,24 +1,24 @@
-"""The worker's part of a change of membership: the ranks of the cluster, and how they adopt the next version.
+"""How a worker takes part in cluster changes: its cluster's ranks, and how they adopt the next version.
 
-Only the thread that trains may call these functions, except :func:`evict` and :func:`join`. No function may run during
-another collective of this process. Call :func:`ms_kungfu.runtime.init` first. Each file contains the correctness
-argument for its part:
+Only the thread that trains may call these functions, but any thread may call :func:`evict` and :func:`join`. No
+function may run while another collective of this process runs. Call :func:`ms_kungfu.runtime.init` first. Each file
+contains the correctness argument for its part:
 
 - `member`: this process's membership state, and its interfaces to the outside world
-- `identity`: rank, size, names
-- `cores`: the number of the worker's cores, if results depend on it
+- `identity`: the rank, the cluster size and the name of this process
+- `cores`: the number of this worker's cores, which is fixed if results depend on it
 - `children`: processes that a worker starts
 - `joining`: join and leave a cluster
 - `job_end`: a signal that ends the job
 - `program_end`: the end of the worker's own program
-- `step_agreement`: all ranks agree on the next version once a step
+- `step_agreement`: all ranks agree on the next cluster version once per step
 - `requested_size`: write a requested size to the config server
-- `sync_points`: the meetings of asynchronous workers, which don't agree once a step
+- `sync_points`: where asynchronous workers agree, because they can't agree once per step
 - `reports`: what a worker reports for the job's event log
-- `timeline`: this process's part of the job's trace
+- `timeline`: the trace of this process
 - `reductions`: the ranks that contributed to a reduction
-- `deadlocks`: detect ranks that wait for each other
-- `outside`: changes that wait for a worker outside of a step
+- `deadlocks`: detects ranks that wait for each other
+- `outside`: reports a cluster change that waits because a worker doesn't end a step
 - `model_store`: access to other workers' latest models
 """
 
@@ -73,20 +73,20 @@ from ms_kungfu.membership.timeline import traced
 
 
 def watch_reductions() -> Reductions:
-    """Return an object that records the outcomes of this process's reductions from now on."""
+    """Return an object that records the outcomes of this process's later reductions."""
     return Reductions(current().outcomes)
 
 
 def take_participants() -> list[int]:
-    """Call :meth:`Reductions.take_participants` on an object that is shared by all callers that don't own one."""
+    """Call :meth:`Reductions.take_participants` on an object that all callers without their own object share."""
     return current().outcomes.of_nobody.take_participants()
 
 
 def participants_of(version: int) -> list[int] | None:
-    """Return the result of `take_participants` at the end of a version; None if this process wasn't in that version."""
+    """Return the participants in a cluster version's last reductions; None if this process wasn't a member of it."""
     return current().outcomes.by_version.get(version)
 
 
 def set_weight(samples: int) -> None:
-    """Set the number of samples in this worker's next gradients, the weight of the worker in means over workers."""
+    """Set the weight of this worker in means over workers: the number of samples in its next gradients."""
     current().core.set_weight(samples)

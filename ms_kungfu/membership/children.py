@@ -1,13 +1,14 @@
 """Child processes of a worker, such as data loaders: which rank and size they report, and why they can't join.
 
-A child inherits its worker's environment, and with it the worker's name and secret. The worker keeps its own rank and
-size in KUNGFU_PARENT, and a child reports these numbers as its own. A child that finds the variable requests no slot.
-The worker replaces the value in place, so a thread that reads the environment at that moment finds either the old text
-or the new text.
+A child inherits its worker's environment, and with it the worker's name and secret. The worker writes its own rank and
+size to KUNGFU_PARENT, and a child reports these numbers as its own. A child that finds the variable doesn't request a
+slot. The worker replaces the value in place, so a thread that reads the environment at that moment finds either the old
+text or the new text.
 
-A child that `multiprocessing` has spawned first runs the program's lines outside of its main guard. A program without a
-guard would train there. The child is refused and exits, and a pool would start the next child, for ever. Therefore such
-a child tries to end its worker's program: it sends a signal, whose handler raises in the worker's main thread.
+A child that `multiprocessing` has spawned first runs those lines of the program that aren't below
+``if __name__ == "__main__":``. If the program doesn't have that guard, the child would train there. The child gets an
+error and exits, but a process pool would start the next child again and again. Therefore, such a child tries to end its
+worker's program: it sends a signal whose handler raises an error in the worker's main thread.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _AGAIN_S = 5.0
 
 
 class Answers(NamedTuple):
-    """The numbers that a process without a slot reports: its worker's, or those for which it was started."""
+    """The numbers that a process without a slot reports: those of its worker, or those for which it was started."""
 
     rank: int
     size: int
@@ -40,7 +41,7 @@ class Answers(NamedTuple):
 
 
 def announce(member: Member, answers: Answers) -> None:
-    """Record this worker's numbers for the child processes that start from now on."""
+    """Record this worker's rank and size in its environment, for child processes that start later."""
     if member.ports.owns_process:
         os.environ[env.PARENT.name] = ":".join(map(str, (os.getpid(), *answers)))
         if signal.getsignal(UNGUARDED_SIGNAL) is signal.SIG_DFL and _is_main_thread():
@@ -54,8 +55,8 @@ def _is_main_thread() -> bool:
 class _Unguarded:
     """The handler of UNGUARDED_SIGNAL.
 
-    It raises again at most every `_AGAIN_S`. So the program has time to clean up. If the program suppressed the error,
-    for example in a `__del__`, a later child's signal raises it again.
+    It raises an error at most once every `_AGAIN_S`, so that the program has time to clean up. If the program
+    suppresses the error, for example in a `__del__`, the signal of a later child raises the error again.
     """
 
     _raised = -math.inf
@@ -65,8 +66,8 @@ class _Unguarded:
         if now - self._raised >= _AGAIN_S:
             self._raised = now
             raise ValueError(
-                "a process that multiprocessing has spawned runs this program from its start, and communicates there: "
-                'put the lines that only workers run below `if __name__ == "__main__":`'
+                "a process that multiprocessing has spawned runs this program from the beginning, and communicates "
+                'there: put the lines that only workers run below `if __name__ == "__main__":`'
             )
 
 
@@ -79,20 +80,20 @@ def parents_answers(member: Member) -> Answers | None:
 
 
 def may_take_a_slot(member: Member) -> bool:
-    """Return whether this process could take the slot of a worker that hasn't requested it yet."""
+    """Return whether this process could take a slot that is meant for a worker and hasn't been requested yet."""
     from multiprocessing import parent_process
 
     return parent_process() is not None and parents_answers(member) is None
 
 
 def refuse() -> None:
-    """Raise ValueError, because a child process must not communicate. A forked child calls this function, too.
+    """Raise ValueError, because neither a spawned nor a forked child process may communicate.
 
-    A spawned child that runs the program from its start tries to end its worker.
+    A spawned child that runs the program from the beginning tries to end its worker.
     """
     answers, parent = current().parents_answers, current().get(env.PARENT)
     assert answers is not None
-    # multiprocessing sets this attribute while a child imports the program, and also uses it to refuse processes there
+    # multiprocessing sets this attribute while a child imports the program, and then rejects new processes itself
     if (
         getattr(process.current_process(), "_inheriting", False)
         and parent

@@ -1,6 +1,6 @@
-"""Fix the number of a worker's cores, if the bits of its results depend on it.
+"""Fix the number of a worker's cores if the exact results depend on that number.
 
-When some of MindSpore's CPU kernels are launched, they split their work by the number of cores in the affinity mask.
+Some of MindSpore's CPU kernels split their work by the number of cores in the affinity mask at the time of the launch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _MAX_PASSES = 10
 
 
 def fix_cores() -> None:
-    """Fix the number of this process's cores for its lifetime: the same number at each worker.
+    """Fix the number of this process's cores for the rest of its life. All workers have the same number of cores.
 
-    The number is that of ``-cores-per-worker``, or one without that flag. Later calls do nothing.
+    The number is the value of ``-cores-per-worker``, or 1 if the flag isn't set. Later calls do nothing.
 
-    If there is a launcher, it does the pinning for all workers. The launcher spreads the workers evenly over the
-    cores. At the next change of the cluster it would undo a worker's own choice.
+    If there is a launcher, it pins all workers, and distributes them evenly over the cores. If a worker pinned itself,
+    the launcher would undo this at the next change of the cluster.
     """
     member = current()
     if member.cores_fixed:
@@ -34,20 +34,20 @@ def fix_cores() -> None:
         if member.get(env.BROKER) is None or member.broker().fix_cores(1, _TIMEOUT_S) == 0:
             allowed = sorted(os.sched_getaffinity(0))
             core = allowed[local_rank() % len(allowed)]
-            for _ in range(_MAX_PASSES):  # a thread may start another thread before it is pinned
+            for _ in range(_MAX_PASSES):  # a thread may start another one before it is pinned itself
                 if not pin_threads("self", {core}):
                     break
-        # DEBUG: docs/shards.md states it already, and each worker would log it.
+        # The level is DEBUG because docs/shards.md describes this, and each worker would log it.
         _log.debug("shards: cores=%d cpus=%s", core_count(), ",".join(map(str, sorted(os.sched_getaffinity(0)))))
     member.cores_fixed = True
 
 
 def let_wakers_go_on() -> None:
-    """Keep the calling thread from preempting the thread that wakes it, if there is only one core.
+    """If there is only one core, keep the calling thread from preempting the thread that wakes it.
 
-    The MindSpore thread that has run a graph wakes its caller while it holds a spin lock. The caller acquires the same
-    lock at once. If the caller preempted the MindSpore thread on their only core, the caller would spin for the rest
-    of its time slice: 0.6 ms.
+    After the MindSpore thread has run a graph, it holds a spin lock while it wakes the thread that called it. The
+    calling thread immediately acquires the same lock. If the calling thread preempted the MindSpore thread on their
+    only core, the calling thread would spin for the rest of its time slice (0.6 ms).
     """
     if core_count() == 1 and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(OSError):  # a sandbox may forbid the call
@@ -60,5 +60,5 @@ def core_count() -> int:
 
 
 def fixed_core_count() -> int:
-    """Return the number of cores that `fix_cores` gives a worker, or has given it."""
+    """Return the number of cores that `fix_cores` gives or has given to this worker."""
     return core_count() if current().cores_fixed else current().get(env.CORES_PER_WORKER) or 1

@@ -1,13 +1,13 @@
-"""Detect ranks that wait for each other in different operations: the worker's part.
+"""Detect ranks that wait for each other in different operations. This file contains what a worker does in Python.
 
-A thread sleeps until one of this process's threads has waited in a collective for 0.1 s. During such a wait, the
-thread checks every 0.1 s whether the process makes progress. The code of ``ops_src/collectives/host/deadlock.h``
-decides, and that file contains the correctness argument. For point 1 of the argument, this file provides facts that
-only Python knows:
+A watching thread sleeps until another thread of this process has waited in a collective for 0.1 s. From then on, the
+watching thread checks every 0.1 s whether the process makes progress. The code of
+``ops_src/collectives/host/deadlock.h`` decides whether there is a deadlock, and that file contains the correctness
+argument. For point 1 of the argument, this file provides facts that only Python knows:
 
-- whether only the main thread begins collectives. Otherwise a user's thread, or the handler of a timer's signal, may
-  begin the missing collective at any time;
-- whether the main thread, if it isn't in a collective itself, is in a MindSpore call that waits for kernels;
+- whether only the main thread begins collectives. If not, a user's thread or the handler of a timer's signal may begin
+  the missing collective at any time.
+- whether the main thread, if it isn't in a collective itself, is in a MindSpore call that waits for kernels.
 - the main thread's position in the program.
 """
 
@@ -27,14 +27,14 @@ from ms_kungfu.errors import KungFuError
 
 _LOOK_EVERY_S = 0.1
 _WAITS_FOR_KERNELS = ("mindspore.graph.api", "mindspore.common.api")
-_BEGIN_NOTHING = ("ms_kungfu", "mindspore")  # packages whose threads begin no collectives
-# The threads of this module only write; threads of multiprocessing.pool run user functions.
+_BEGIN_NOTHING = ("ms_kungfu", "mindspore")  # packages whose threads don't begin collectives
+# The threads of this module only write to pipes. Threads of multiprocessing.pool run user functions.
 _FEEDERS = "multiprocessing.queues"
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _NOT_THE_PROGRAM = ("ms_kungfu", "mindspore")
 
 
-_watched: set[int] = set()  # IDs of processes: this one, and the processes from which it was forked
+_watched: set[int] = set()  # process IDs: of this process, and of the processes from which it was forked
 
 
 def start(core: Any, start_thread: Callable[[str, Callable[[], None]], None]) -> None:
@@ -54,22 +54,22 @@ def watch(core: Any) -> None:
         frame = frames.pop(main, None) if main is not None else None
         frames.pop(threading.get_ident(), None)
         alone = core.device_engine() == "none" and begin_nothing(frames) and not awaits_timer()
-        with contextlib.suppress(KungFuError):  # this process is leaving the cluster
+        with contextlib.suppress(KungFuError):  # raised if this process is leaving the cluster
             core.look_for_deadlock(alone, waits_for_kernels(frame), place_in_program(frame))
         del frames, frame  # frames keep the local variables of their functions alive
         time.sleep(_LOOK_EVERY_S)
 
 
 def begin_nothing(frames: Mapping[int, FrameType]) -> bool:
-    """Return whether none of the threads with these frames begins collectives, as far as this function can tell."""
+    """Return whether, as far as can be seen, none of the threads with these frames begins collectives."""
     for frame in frames.values():
-        # `_worker` is the innermost frame of an executor's idle thread, whose next task another thread has to submit.
-        # A thread that runs a task written in C is in another function of the same module.
+        # `_worker` is the innermost frame of an idle executor thread: another thread has to submit its next task. If an
+        # executor thread runs a task that is written in C, its innermost frame is another function of that module.
         if (_module(frame), frame.f_code.co_name) == ("concurrent.futures.thread", "_worker"):
             continue
         first = "threading"
         at: FrameType | None = frame
-        while at is not None:  # outwards, to the function with which the thread was started
+        while at is not None:  # go outwards to the function that the thread was started with
             first = _module(at) if _module(at) != "threading" else first
             at = at.f_back
         if _package(first) not in _BEGIN_NOTHING and first != _FEEDERS:
@@ -78,7 +78,7 @@ def begin_nothing(frames: Mapping[int, FrameType]) -> bool:
 
 
 def awaits_timer() -> bool:
-    """Return whether a timer's signal is pending, whose handler may begin a collective in the main thread."""
+    """Return whether a timer is running: the handler of its signal may begin a collective in the main thread."""
     return any(any(signal.getitimer(timer)) for timer in _TIMERS)
 
 
@@ -88,14 +88,14 @@ def waits_for_kernels(main: FrameType | None) -> bool:
 
 
 def may_wait_for_others(main: FrameType | None) -> bool:
-    """Return whether the main thread is in ms_kungfu, or in kernels of MindSpore's: either may be a collective."""
+    """Return whether the main thread is in ms_kungfu or runs MindSpore kernels, and so may be in a collective."""
     if main is None:
         return False
     return _package(_module(main)) == "ms_kungfu" or (waits_for_kernels(main) and main.f_code.co_name != "compile")
 
 
 def place_in_program(frame: FrameType | None) -> str:
-    """Return the innermost line of the user's program, such as ``train.py:12``; empty if there is none."""
+    """Return the innermost line of the user's program, such as ``train.py:12``; empty if the stack has no such line."""
     while frame is not None and _package(_module(frame)) in _NOT_THE_PROGRAM:
         frame = frame.f_back
     return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

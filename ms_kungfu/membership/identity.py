@@ -13,7 +13,7 @@ from ms_kungfu.membership.member import Member, current
 
 
 def identity() -> tuple[PeerID, int]:
-    """Return this process's name in the job, and the cluster version that it was started for."""
+    """Return this process's name in the job, and the cluster version for which it was started."""
     member = current()
     if member.self_id is None:
         raise KungFuError(
@@ -23,7 +23,7 @@ def identity() -> tuple[PeerID, int]:
 
 
 def peer_of(rank: int) -> PeerID | None:
-    """Return the peer of this rank in the present cluster."""
+    """Return the address of this rank's worker in the present cluster; None if there is no such rank."""
     cluster = current().cluster
     workers = () if cluster is None else cluster.workers
     return workers[rank] if rank < len(workers) else None
@@ -39,7 +39,7 @@ def lost_ranks() -> list[int]:
 def speaks_for_all() -> bool:
     """Return whether this process is the lowest living rank.
 
-    Only that rank logs messages that are the same at all ranks.
+    Only that rank logs messages that are the same on all ranks.
     """
     member = current()
     return not member.detached and not member.deferred and member.speaks_first()
@@ -50,14 +50,14 @@ def is_detached() -> bool:
 
 
 def was_evicted() -> bool:
-    """Return whether this process is detached because a worker or user evicted it, not because the cluster shrank."""
+    """Return whether this process is detached because a worker or a user evicted it, not because of a smaller size."""
     return current().evicted
 
 
 def is_deferred() -> bool:
     """Return whether this process was started for a running job and hasn't joined it yet.
 
-    Rank and size are provisional.
+    Its rank and size are provisional until it joins.
     """
     return current().deferred
 
@@ -68,21 +68,21 @@ def is_joining() -> bool:
 
 
 def is_catching_up() -> bool:
-    """Return whether this process has joined and hasn't reached the call of training in which the others wait."""
+    """Return whether this process has joined, but hasn't reached the training call in which the other workers wait."""
     return current().catching_up
 
 
 def set_catching_up(catching_up: bool) -> None:
-    """Set `is_catching_up` of this process."""
+    """Set the value that `is_catching_up` returns."""
     current().catching_up = catching_up
 
 
 def check_caught_up(what: str) -> None:
-    """Raise KungFuError if this process is catching up, because the other workers don't call this collective."""
+    """Raise KungFuError if this process is catching up, because the other workers don't call the collective `what`."""
     if current().catching_up:
         raise KungFuError(
-            f"{what} at a joining worker: the other workers wait for this worker in a later call of "
-            "training; between calls of training use only the collectives kf.run_barrier() and "
+            f"{what} on a joining worker: the other workers wait for this worker in a later training "
+            "call; between training calls, use only the collectives kf.run_barrier() and "
             "sync_net_parameters, or save the result of each call in a file"
         )
 
@@ -93,22 +93,22 @@ def state_received() -> None:
 
 
 def sync_root() -> int:
-    """Return the lowest rank that has the training state; 0 in a cluster in which all workers have just started."""
+    """Return the lowest rank that has the training state; 0 if all workers of the cluster have just started."""
     core = current().core
     root, size = int(core.state_root()), int(core.size())
     return root if root < size else 0
 
 
 def is_first_cluster() -> bool:
-    """Return whether this is the job's first cluster, in which all processes run their programs from the start."""
+    """Return whether this is the job's first cluster, in which all processes run their programs from the beginning."""
     member = current()
     return not member.get(env.PARKED) and not member.detached and cluster_version() == member.incarnation
 
 
 def answers_without_slot() -> Answers | None:
-    """Return the numbers of a process without a slot: its worker's, or those for which it was started.
+    """Return the numbers of a process without a slot: those of its worker, or those for which it was started.
 
-    None in a process that is in a cluster, or that `kungfu-run` hasn't started.
+    Return None if this process is in a cluster, or if `kungfu-run` hasn't started it.
     """
     member = current()
     if member.parents_answers is not None:
@@ -125,13 +125,13 @@ def answers() -> Answers:
 
 
 def rank() -> int:
-    """Return the rank. Before this process has joined, return the rank for which it was started."""
+    """Return this process's rank. Before it has joined, this is the rank for which it was started."""
     without_slot = answers_without_slot()
     return int(current().core.rank()) if without_slot is None else without_slot.rank
 
 
 def size() -> int:
-    """Return the number of ranks. Before this process has joined, it is the size for which it was started."""
+    """Return the number of ranks. Before this process has joined, this is the size for which it was started."""
     without_slot = answers_without_slot()
     return int(current().core.size()) if without_slot is None else without_slot.size
 
@@ -142,7 +142,7 @@ def cluster_version() -> int:
 
 
 def local_rank() -> int:
-    """Return the rank among this host's workers. Before this process has joined, it is the planned local rank."""
+    """Return the rank among this host's workers. Before this process has joined, this is the planned local rank."""
     without_slot, member = answers_without_slot(), current()
     if without_slot is not None:
         return without_slot.local_rank
@@ -151,19 +151,19 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """Return the number of workers on this host. Before this process has joined, it is the planned number."""
+    """Return the number of workers on this host. Before this process has joined, this is the planned number."""
     without_slot = answers_without_slot()
     return len(_workers_here(current())) if without_slot is None else without_slot.local_size
 
 
 def host_of_rank() -> list[int]:
-    """Return the host index of each rank; ranks on one host have the same index."""
+    """Return the host index of each rank. Ranks on the same host have the same index."""
     member = current()
     return [0] if member.cluster is None else member.cluster.host_of_rank
 
 
 def _workers_here(member: Member) -> list[PeerID | None]:
-    """Return the workers of this host; without a cluster, only this process."""
+    """Return the workers of this host. If there is no cluster, return only this process."""
     if member.cluster is None or member.self_id is None:
         return [member.self_id]
     return [worker for worker in member.cluster.workers if worker.host == member.self_id.host]

@@ -1,4 +1,4 @@
-"""Notify a worker that a signal to a launcher is about to end the job, so that the worker can write a checkpoint."""
+"""Notify a worker that a launcher has received a signal and will end the job, so that it can write a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ms_kungfu.membership.member import Member, current
 
 
 class JobEnd:
-    """Wait for the launcher's message that the job ends, from construction to `close`.
+    """Wait for the launcher's message that the job is ending, from construction to `close`.
 
     The launcher ends the worker after `close`, or after -grace-period at the latest. The class is thread-safe. A
-    thread waits for the launcher's message, and closes the connection.
+    separate thread waits for the launcher's message, and closes the connection.
     """
 
     def __init__(self, member: Member) -> None:
@@ -23,12 +23,12 @@ class JobEnd:
         """The number of the signal that ends the job; 0 if the job isn't ending."""
         self._member = member
         self._lock = threading.Lock()
-        self._watch: EndWatch | None = None  # guarded by _lock, like _closed
+        self._watch: EndWatch | None = None  # `_lock` guards `_watch` and `_closed`
         self._closed = member.ports.event()
         member.ports.start_thread("kungfu-end", self._wait)
 
     def _wait(self) -> None:
-        with contextlib.suppress(KungFuError):  # this worker isn't notified, but another worker may be
+        with contextlib.suppress(KungFuError):  # the launcher can't notify this worker, but may notify another one
             watch = self._member.broker().open_end_watch()
             with self._lock:
                 self._watch = watch
@@ -39,7 +39,7 @@ class JobEnd:
             watch.close()
 
     def close(self) -> None:
-        """Tell the launcher not to wait for this worker any longer."""
+        """Notify the launcher that it no longer needs to wait for this worker."""
         with self._lock:
             self._closed.set()
             if self._watch is not None:

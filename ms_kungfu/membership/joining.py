@@ -1,8 +1,8 @@
 """Join and leave a cluster. The host's broker sends the shared-memory segment of a cluster version.
 
 A process that is started for a running job doesn't join in :func:`begin`. Its join is *deferred*:
-the other workers continue training while it imports and compiles. The process reports that it is
-ready when it calls :func:`join` or its first collective.
+the other workers continue training while the new process imports modules and compiles. The process
+reports that it is ready when it calls :func:`join` or its first collective.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ms_kungfu.membership.member import Member, current
 
 _log = logging.getLogger(__name__)
 _NICE_OF_THE_DETACHED = 10
-_LEAVING_S = 10.0  # no warning for a program that ends within this time
+_LEAVING_S = 10.0  # a program that ends within this time causes no warning
 _ANSWER_S = 10.0
-_handles_sigterm = False  # also true if a parent of this process has installed the handler
+_handles_sigterm = False  # also true if the process from which this one was forked set the handler
 
 
 def begin() -> bool:
-    """Join the cluster for which this process was started; if the job already runs, prepare a deferred join.
+    """Join the cluster for which this process was started. If the job is already running, prepare a deferred join.
 
     :func:`ms_kungfu.runtime.init` calls this function once. Return False in a child process of a worker, where
     functions that communicate raise an error.
@@ -55,8 +55,9 @@ def begin() -> bool:
 def join() -> None:
     """Carry out a deferred join: report that this process is ready, and wait for its slot.
 
-    The wait has no time limit. The first collective calls this function automatically. Afterwards
-    :func:`is_detached` is true if the process isn't needed any more. Idempotent; thread-safe.
+    The wait has no time limit. The first collective calls this function automatically. If
+    the process isn't needed any more, :func:`is_detached` is true after the call. Further calls do
+    nothing. The function is thread-safe.
     """
     member = current()
     with member.joining:
@@ -67,8 +68,8 @@ def join() -> None:
             granted = request_segment(member, None, None, None)
         else:
             granted = member.broker().request_identity(standby)
-        # Other threads that call a collective during this time wait for the lock. This thread's own collectives don't
-        # wait.
+        # Other threads that call a collective during this time wait for the lock. Collectives of this thread don't
+        # wait for it.
         member.entering = True
         try:
             enter_first(member, granted)
@@ -88,7 +89,7 @@ def forget() -> None:
 def request_segment(
     member: Member, member_of: int | None, version: int | None, timeout: float | None
 ) -> Granted | Detached | Stay:
-    """Request the segment of a version from the broker."""
+    """Request the shared-memory segment of a cluster version from the broker."""
     peer, incarnation = identity()
     return member.broker().request_segment(peer, incarnation, member_of, version, timeout, member.training_step)
 
@@ -107,7 +108,7 @@ def enter(member: Member, granted: Granted, has_state: bool) -> None:
     finally:
         for fd in fds:
             member.ports.close(fd)
-    if member.ended_steps.last is not None:  # other threads must find the step in the new version
+    if member.ended_steps.last is not None:  # other threads must find the last step in the new segment
         member.core.note_step(member.ended_steps.last, member.ended_steps.each_s)
     member.cluster = granted.cluster
     member.superseded = member.sync_points = 0
@@ -115,23 +116,24 @@ def enter(member: Member, granted: Granted, has_state: bool) -> None:
 
 
 def enter_first(member: Member, granted: Granted | Detached | Stay) -> None:
-    """Join the first cluster of this process, or detach if the broker has no slot for this process any more."""
+    """Join the first cluster of this process, or detach if the broker no longer has a slot for this process."""
     if not isinstance(granted, Granted):
         # The cluster shrank again before this process was ready.
         detach(member, None, evicted=isinstance(granted, Detached) and granted.evicted)
         return
     member.self_id, member.incarnation = granted.peer, granted.incarnation
     enter(member, granted, has_state=False)
-    # In the job's first cluster no worker has a state to receive. A joining worker must receive the state, even if the
-    # ranks that have it fail at that moment. Otherwise the worker would silently train from the beginning.
+    # In the job's first cluster, no worker has a state that the others could receive. A worker that joins later must
+    # receive the state, even if the ranks that have the state fail at that moment. Otherwise, the worker would silently
+    # train from the beginning.
     member.received = not member.deferred
     _leave_on_sigterm(member)
 
 
 def detach(member: Member, version: int | None, evicted: bool = False) -> None:
-    """Remove this process from the cluster, from `version` on.
+    """Remove this process from the cluster, beginning with cluster version `version`.
 
-    `evicted`: whether a worker or a user evicted this process.
+    `evicted` is true if a worker or a user evicted this process.
     """
     member.detached, member.evicted = True, evicted
     member.hang_up()
@@ -143,9 +145,9 @@ def detach(member: Member, version: int | None, evicted: bool = False) -> None:
 
 
 def _step_back() -> None:
-    """Lower this process's priority, so that the training workers precede it on shared cores.
+    """Lower this process's priority, so that workers that train run first on shared cores.
 
-    A process that has left the cluster only has to end.
+    A process that has left the cluster only has to end its program.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), _NICE_OF_THE_DETACHED))
@@ -170,7 +172,7 @@ def _tell_who_works_on(member: Member) -> None:
 
 
 def _leave_on_sigterm(member: Member) -> None:
-    """Make SIGTERM remove this worker from the cluster after its step, whichever thread trains.
+    """Install a handler of SIGTERM that removes this worker from the cluster after its step, whichever thread trains.
 
     SIGTERM may mean that the machine is needed for something else.
     """
@@ -179,7 +181,7 @@ def _leave_on_sigterm(member: Member) -> None:
         not _handles_sigterm
         and member.ports.owns_process
         and member.get(env.WATCH)
-        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # the program's own handler stays
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # keep the program's own handler
     ):
         _handles_sigterm = True
         told, tells = os.pipe()
@@ -188,32 +190,33 @@ def _leave_on_sigterm(member: Member) -> None:
 
 
 def _ask_to_leave(member: Member, told: int) -> None:
-    """Wait for a SIGTERM, then request to leave."""
+    """Wait for a SIGTERM, then ask the broker to remove this worker from the cluster."""
     os.read(told, 1)
     try:
         if member.detached or member.self_id is None:
             raise ResizeError("this process is in no cluster")
         member.broker().request_leave(member.self_id, _ANSWER_S, terminated=True)
     except KungFuError:
-        # The job is ending, or no worker would remain to continue. SIGTERM ends the process, as it does by default.
+        # The job is ending, or no worker would remain to continue it. Let SIGTERM end the process, as by default.
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def evict(rank: int) -> None:
     """Request that a rank leave the current cluster.
 
-    The other workers continue without the rank from one of the next steps on. Any worker may call
-    this function, at any time and from any thread; it isn't a collective. Several requests for the
-    same rank evict one worker. At the evicted worker `ms_kungfu.detached()` is true after its step;
-    its program should then exit with status 0.
+    A few steps later, the other workers continue without the rank. Any worker may call this
+    function, at any time and from any thread; it isn't a collective. Several requests for the same
+    rank evict only one worker. On the evicted worker, `ms_kungfu.detached()` is true after its
+    step. The worker's program should then exit with status 0.
 
     Args:
         rank: the rank of the worker to evict.
 
     Raises:
         ValueError: if the cluster has no such rank.
-        ResizeError: if the worker can't leave: it is the last worker, fewer than ``-min-np`` would
-            remain, or the launcher doesn't follow changes (``-w``). The cluster stays as it is.
+        ResizeError: if the worker can't leave, because it is the last worker, because fewer than
+            ``-min-np`` workers would remain, or because the launcher runs without ``-w``. The cluster
+            then doesn't change.
     """
     join()
     member = current()

@@ -1,7 +1,7 @@
-"""The membership state of this process, and its interfaces to the outside world.
+"""The membership state of this process, and the interfaces through which it reaches the outside world.
 
 Each process has one :class:`Member`, which :func:`current` returns. The fault simulator runs several members in one
-process. It gives each member its own context (`contextvars`) and its own :class:`Ports`.
+process, and gives each member its own context (`contextvars`) and its own :class:`Ports`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Change:
-    """The effect of a step or resize on the membership."""
+    """How a step or a resize has changed the cluster."""
 
     changed: bool
     detached: bool
@@ -43,11 +43,11 @@ class Change:
     lost: tuple[int, ...] = ()  # failed ranks of the old cluster
     before: Cluster | None = None  # the cluster before the change
     after: Cluster | None = None
-    undone: bool = False  # whether the step was undone, and is repeated (`ElasticTraining.step_end`)
+    undone: bool = False  # whether the step was undone and must be repeated (`ElasticTraining.step_end`)
 
     @property
     def is_of_the_same_workers(self) -> bool:
-        """Return whether both versions are known to have the same workers, so that only the hosts may differ."""
+        """Return whether both clusters are known to have the same workers. Their hosts may still differ."""
         return self.before is not None and self.after is not None and self.before.workers == self.after.workers
 
     @property
@@ -68,7 +68,7 @@ def _more_hosts(one: Cluster | None, other: Cluster | None) -> list[str]:
 
 
 class EndedSteps:
-    """The number of the last step that has ended, and the duration of a step."""
+    """The number of the last step that has ended, and how long steps take."""
 
     def __init__(self) -> None:
         self.last: int | None = None
@@ -80,7 +80,7 @@ class EndedSteps:
 
     @property
     def each_s(self) -> float:
-        """The median duration of the last steps in seconds, which a compilation doesn't distort; 0 if unknown."""
+        """The median duration of the last steps in seconds; 0 if unknown. A compilation doesn't distort the median."""
         times = list(self._times)
         return max(0.0, median(after - before for before, after in zip(times, times[1:]))) if len(times) > 1 else 0.0
 
@@ -100,15 +100,15 @@ class Ports:
     """A member's interfaces to the outside world, which the fault simulator replaces."""
 
     core: Any = _core
-    environ: Mapping[str, str] | None = None  # None: the environment of the process
+    environ: Mapping[str, str] | None = None  # None means the environment of the process
     broker: Callable[[], BrokerClient] = BrokerClient.from_environment
     store: Callable[[str, str | None, str], ClusterStore] = open_store
-    monotonic: Callable[[], float] = run_time  # excludes times when this process was stopped
+    monotonic: Callable[[], float] = run_time  # doesn't count times when this process was stopped
     sleep: Callable[[float], None] = time.sleep
     event: Callable[[], threading.Event] = threading.Event
     start_thread: Callable[[str, Callable[[], None]], None] = _start_thread
     close: Callable[[int], None] = os.close
-    max_workers: int = MAX_WORKERS  # the limit for a job on one host
+    max_workers: int = MAX_WORKERS  # the limit if the job has one host
     max_workers_of_hosts: int = MAX_WORKERS_OF_HOSTS
     poll_s: float = 0.001
     owns_process: bool = True  # whether the member may change the process's signal handlers and priority
@@ -117,7 +117,8 @@ class Ports:
 class Member:
     """The membership state of one process.
 
-    Attributes are None or False before :func:`ms_kungfu.membership.begin` or :func:`ms_kungfu.membership.join`.
+    Attributes are None or False until :func:`ms_kungfu.membership.begin` or :func:`ms_kungfu.membership.join` sets
+    them.
     """
 
     def __init__(self, ports: Ports | None = None) -> None:
@@ -125,31 +126,31 @@ class Member:
         self.core = self.ports.core
         self.outcomes = Outcomes(self.core)
         self.joining = threading.RLock()
-        self.row: NDArray[np.uint64] = np.zeros(5, np.uint64)  # the buffer of the step's agreement
+        self.row: NDArray[np.uint64] = np.zeros(5, np.uint64)  # the buffer of the all-reduce in `step_agreement.follow`
         self.begun = False  # whether `ms_kungfu.runtime.init` has returned
         self.cores_fixed = False  # whether `cores.fix_cores` has returned
         self._broker: BrokerClient | None = None
         self.reset()
 
     def reset(self, self_id: PeerID | None = None, incarnation: int = 0) -> None:
-        """Reset to the state of a process named `self_id` before it joins a cluster. `Reductions` objects stay."""
+        """Reset to the state of a process named `self_id` before it joins a cluster. Keep the `Reductions` objects."""
         self.hang_up()
         self._broker = None
         self.self_id = self_id
         self.incarnation = incarnation
         self.cluster: Cluster | None = None
         self.deferred = False  # whether this process was started for a running job and hasn't joined yet
-        self.parents_answers: Any = None  # children.Answers, in a child process of a worker
+        self.parents_answers: Any = None  # in a child process of a worker, a `children.Answers`
         self.entering = False
         self.detached = False
         self.evicted = False  # whether this process is detached because a worker or a user evicted it
         self.received = True  # whether this process has the training state
-        # Whether this process has joined while the others wait for it in a later call of training.
+        # Whether this process has joined while the other workers wait for it in a later training call.
         self.catching_up = False
-        self.requested_size: int | None = None  # the size that all ranks have requested and that isn't in the store yet
-        self.pending: tuple[int, int] | None = None  # the last requested size that was written, and its version
-        self.request: Any = None  # the SizeRequest of `requested_size`, at the rank that writes it
-        self.superseded = 0  # the newest prepared version that no member adopts any more
+        self.requested_size: int | None = None  # a size that all ranks have requested but that isn't in the store yet
+        self.pending: tuple[int, int] | None = None  # the last size that was written to the store, and its version
+        self.request: Any = None  # on the rank that writes `requested_size`: its `SizeRequest`
+        self.superseded = 0  # the newest prepared version that the members have skipped
         self.sync_points = 0  # number of sync points of this cluster version that this process has entered
         self.training_step: int | None = None  # for the launcher's log lines
         self.ended_steps = EndedSteps()
@@ -162,14 +163,14 @@ class Member:
         return variable.get(self.ports.environ)
 
     def broker(self) -> BrokerClient:
-        """Return a client of the host's broker. ResizeError if kungfu-run hasn't started this process."""
+        """Return a client of the host's broker. Raise ResizeError if kungfu-run hasn't started this process."""
         if self._broker is None:
             self._broker = self.ports.broker()
         return self._broker
 
     @property
     def has_broker(self) -> bool:
-        """Return whether this process has called the broker."""
+        """Return whether this process has a client of the broker."""
         return self._broker is not None
 
     def hang_up(self) -> None:

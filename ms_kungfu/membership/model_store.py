@@ -1,7 +1,7 @@
 """A worker's access to the model stores.
 
-The worker registers its own store with the broker, which also returns the stores of other workers on the host. The
-model transport requests models from other hosts (`ops_src/store/model_transport.h`).
+A worker registers its own store with its host's broker. The broker also returns the stores of the host's other
+workers. The model transport requests models from other hosts (`ops_src/store/model_transport.h`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TIMEOUT_S = 10.0
 
 
 def connect() -> None:
-    """Exchange stores with the other workers of the job from now on. Called by :func:`ms_kungfu.runtime.init`."""
+    """Make the model stores of the job's workers accessible. :func:`ms_kungfu.runtime.init` calls this function."""
     current().core.set_store_handlers(_announce, _find)
 
 
@@ -41,7 +41,7 @@ def _announce(fd: int) -> str:
 
 
 def _find(rank: int) -> int:
-    """Return a descriptor of the rank's store; -1 if the rank has no store yet, or the rank or launcher has ended."""
+    """Return a file descriptor of the rank's store; -1 if it has no store yet, or if the rank or launcher has ended."""
     peer = peer_of(rank)
     if peer is None:
         return -1

@@ -1,6 +1,6 @@
-"""The worker's watch for a cluster change that waits because this worker doesn't reach the end of a step.
+"""Report a cluster change that waits because this worker doesn't reach the end of a step.
 
-The launcher knows the last step of each worker. Only the worker itself knows which line its program is running.
+The launcher knows the last step of each worker, but only the worker itself knows which line its program is running.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ms_kungfu.membership.member import Member
 _log = logging.getLogger(__name__)
 _LIMIT_S = 30.0
 _LOOK_EVERY_S = 1.0  # short, because `run_time` counts at most 2 s between two readings
-_watched: set[int] = set()  # IDs of processes, as in `deadlocks`
+_watched: set[int] = set()  # process IDs, as in `deadlocks`
 
 
 class OutsideWatch:
-    """Decides when to log: once for each prepared version. Pure: the caller passes the time and the facts."""
+    """Decide when to log, which is at most once per prepared version. The caller passes the time and all facts."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -32,12 +32,12 @@ class OutsideWatch:
         self._told = 0
 
     def look(self, now: float, version: int, prepared: int, activity: Any, waits: bool) -> float | None:
-        """Return for how long this worker has been outside of steps while a change waits; None if no line is due.
+        """Return how many seconds this worker has been outside of steps while a change waits; None to log nothing.
 
         Args:
-            now: in seconds.
-            version: the cluster's version.
-            prepared: the newest version that is prepared.
+            now: the time in seconds.
+            version: the present cluster version.
+            prepared: the newest prepared cluster version.
             activity: a value that changes whenever a step or a collective has ended.
             waits: whether the main thread is in a collective, so that it waits for other workers.
         """
@@ -53,7 +53,7 @@ class OutsideWatch:
 
 
 def start(member: Member) -> None:
-    """Start the watch in a separate thread, once per process, in a job whose cluster may change."""
+    """Start the watch in a separate thread, unless this process already has one. Call it if the cluster may change."""
     if os.getpid() in _watched:
         return
     _watched.add(os.getpid())
@@ -68,7 +68,7 @@ def start(member: Member) -> None:
 
 
 def look(member: Member, watch: OutsideWatch, frame: FrameType | None) -> None:
-    """Check once. `frame`: the frame of the main thread."""
+    """Check once, and log a line if one is due. `frame` is the frame of the main thread."""
     core, step = member.core, member.ended_steps.last
     if member.cluster is None:
         return

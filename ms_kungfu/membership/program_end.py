@@ -1,6 +1,6 @@
 """Report that a worker's program has ended, before the interpreter exits.
 
-If it crashes later, the worker isn't replaced.
+If the interpreter then crashes as it exits, the launcher doesn't replace the worker.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _ANSWER_S = 1.0
 
 
 def report_program_end(member: Member) -> None:
-    """Notify the launcher once the program has ended without an exception.
+    """Arrange to notify the launcher as soon as the program has ended without an exception.
 
-    An `atexit` handler would run too late: handlers that the program registers later run before it.
+    An `atexit` handler would run too late, because handlers that the program registers later run before it.
     """
     process = os.getpid()
     threading._register_atexit(lambda: _report(member, process))  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Record which ranks contributed to this process's reductions. Training and datasets use these outcomes."""
+"""Record which ranks contributed to this process's reductions. Training and datasets use these records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Outcomes:
         self.owners: weakref.WeakSet[Reductions] = weakref.WeakSet()
         # cluster version -> participants in its last reductions; a few bytes per version
         self.by_version: dict[int, list[int]] = {}
-        self.of_nobody = Reductions(self)  # for callers without an object of their own
+        self.of_nobody = Reductions(self)  # for callers that don't own an object
 
     def look(self) -> None:
         gradient, latest, commits, first, last = self.core.take_reductions()
@@ -22,7 +22,7 @@ class Outcomes:
             each.add(gradient, latest, commits, first, last)
 
     def end_version(self, version: int) -> None:
-        """Save the participants of the last reductions at the end of a cluster version, for `by_version`."""
+        """Save the participants in the last reductions of a cluster version, which has ended, in `by_version`."""
         self.look()
         latest = max(each.latest() for each in self.owners)
         self.by_version[version] = list(self.core.members_of(latest))
@@ -31,9 +31,10 @@ class Outcomes:
 
 
 class Reductions:
-    """The outcomes in one cluster version since its owner last took them.
+    """The outcomes of the reductions in one cluster version since the object's owner last took them.
 
-    Training and each dataset own one object each, so taking the outcomes from one object doesn't affect the others.
+    Training and each dataset have an object of their own. So if one owner takes the outcomes, the others still get
+    them.
     """
 
     def __init__(self, outcomes: Outcomes) -> None:
@@ -42,28 +43,31 @@ class Reductions:
         outcomes.owners.add(self)
 
     def forget(self) -> None:
-        """Drop the outcomes so far. A generation is stored as its number plus 1, and 0 stands for no reduction."""
+        """Discard the outcomes so far. Generations are stored as their number plus 1; 0 means that there was none."""
         self._gradient = self._any = self._commits = self._first = self._last = 0
 
     def add(self, gradient: int, latest: int, commits: int, first: int, last: int) -> None:
         """Add the outcomes of further reductions.
 
-        `gradient`, `latest`: the generation of the latest gradient reduction, and of the latest reduction of any kind.
-        `commits`: the number of committed gradient reductions. `first`, `last`: the generations of the first and of the
-        last commit.
+        Args:
+            gradient: the generation of the latest gradient reduction.
+            latest: the generation of the latest reduction of any kind.
+            commits: the number of committed gradient reductions.
+            first: the generation of the first commit.
+            last: the generation of the last commit.
         """
         self._gradient, self._any = max(self._gradient, gradient), max(self._any, latest)
         self._commits, self._first, self._last = self._commits + commits, self._first or first, last or self._last
 
     def latest(self) -> int:
-        """Return the generation in which the last gradient reduction ended, or else the last all-reduce."""
+        """Return the generation in which the last gradient reduction, or else the last all-reduce, has ended."""
         return max((self._gradient or self._any) - 1, 0)
 
     def take_participants(self) -> list[int]:
-        """Return the ranks that took part in the gradient reductions since the last call, sorted.
+        """Return, sorted, the ranks that took part in the gradient reductions since the last call.
 
-        Return all ranks if there was no gradient reduction. The result is the same at all returned ranks that are in
-        the current cluster.
+        If there was no gradient reduction, return all ranks. All returned ranks that are in the current cluster get the
+        same result.
         """
         self._outcomes.look()
         latest = self.latest()
@@ -73,8 +77,8 @@ class Reductions:
     def take_commits(self) -> tuple[int, list[int]]:
         """Return the number of gradient reductions since the last call, and the ranks that failed between them.
 
-        The failed ranks took part in the first reduction, whose update is done, but not in the last. The reductions of
-        a plan's groups count as one reduction, because they end with the same participants.
+        A rank that failed between them took part in the first reduction, whose update is done, but not in the last one.
+        The reductions of a plan's groups count as one reduction, because they all end with the same participants.
         """
         self._outcomes.look()
         commits, first, last = self._commits, self._first, self._last

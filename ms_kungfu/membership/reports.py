@@ -1,9 +1,9 @@
-"""This worker's reports for the job's event log (`ms_kungfu.job_events`), and the time it spends on each kind of work.
+"""Send this worker's reports for the job's event log (`ms_kungfu.job_events`), and measure what it spends time on.
 
-1. A report never waits and never raises an error. It is sent over the connection with which this worker has joined. If
-   the connection can't accept it at once, the report is lost. A process without a launcher reports nothing.
-2. A report's values always pass the launcher's checks, whatever the program passes. Otherwise the launcher would end
-   the connection, and the worker needs that connection to adopt the next cluster version.
+1. A report never waits and never raises an error. It is sent over the connection that this worker used to join. If the
+   connection can't accept the report immediately, the report is lost. A process without a launcher reports nothing.
+2. A report's values always pass the launcher's checks, whatever the program passes. Otherwise, the launcher would close
+   the connection, which the worker needs to adopt the next cluster version.
    (`test_any_reported_value_is_read`.)
 """
 
@@ -22,7 +22,7 @@ _MOST_CHARACTERS = 4096
 
 
 def report(event: str, **values: Any) -> None:
-    """Report an event of this worker by its tag and fields (`job_events.WorkerEvent`). Any thread may call this."""
+    """Report an event of this worker, given the tag and the fields of a `job_events.WorkerEvent`; thread-safe."""
     _send({"events": [{"event": event, **values}]})
 
 
@@ -49,13 +49,13 @@ def _readable(value: Any) -> Any:
 
 
 def monotonic() -> float:
-    """Return the time on this process's clock in seconds, without the times when the process was stopped."""
+    """Return the time in seconds on a clock that doesn't count times when this process was stopped."""
     return current().ports.monotonic()
 
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Show on the live page and in the trace that the program does `what`, one of `ACTIVITIES`, during this block."""
+    """Show on the live page and in the trace that the program does `what` in this block. `what` is in `ACTIVITIES`."""
     member = current()
     before = member.activity
     _note_activity(member, ACTIVITIES.index(what))
@@ -74,7 +74,7 @@ def _note_activity(member: Member, activity: int) -> None:
 
 @contextmanager
 def spending(what: str) -> Iterator[None]:
-    """Do as `doing` does, and count the time of this block as spent on `what`: "data" or "checkpoint"."""
+    """Do the same as `doing`, and count the time of this block as spent on `what`, which is "data" or "checkpoint"."""
     member = current()
     clock = member.ports.monotonic
     began = clock()

@@ -1,10 +1,10 @@
 """Handle a resize request from the ranks: the lowest living rank writes the request to the cluster store.
 
-The rank writes in the background, and retries while the store is unreachable; training continues. If the rank fails,
-the next rank writes the request again. The next rank detects whether the failed rank has already written the request.
-The next agreement passes the result to all ranks.
+The rank writes in the background and retries as long as the store is unreachable; training continues. If the rank
+fails, the next rank writes the request, unless it finds that the failed rank has already written it. All ranks receive
+the result in the next agreement.
 
-The ranks also report a size that they will want later, as a hint to the launcher (`expect`).
+The ranks also report a size that they will request later, as a hint to the launcher (`expect`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _CHECK_S = 2.0  # time between two checks that the store still has the written c
 _HINT_S = 10.0
 _MAX_REFUSAL_BYTES = 1024
 
-# The result of a resize request is one number, and the ranks agree on its maximum. The number contains the kind, the
-# size, and a value. For PENDING the value is the cluster version; for REFUSED it is the rank that knows the reason.
+# The result of a resize request is packed into one number, so that the ranks can agree on the maximum. The number
+# contains a kind, a size and a value. For PENDING, the value is the cluster version; for REFUSED, it is the rank that
+# knows the reason.
 NOTHING, LATER, PENDING, REFUSED = range(4)
 
 
@@ -40,23 +41,23 @@ def unpack(packed: int) -> tuple[int, int, int]:
 
 
 class _NoSlotsError(ResizeError):
-    """The job's hosts have too few slots: some may have failed, and others may join."""
+    """Raised if the job's hosts have too few slots. Hosts may have failed, and hosts may still join."""
 
 
 class SizeRequest:
     """Write a cluster of a given size to the store, in a separate thread, until the store accepts or rejects it.
 
-    A config server keeps nothing on disk. If it restarts, it loses a cluster that the launcher hasn't read yet. The
-    thread therefore checks that the store still has the cluster, and writes the cluster again if necessary. The thread
-    ends when the ranks adopt a version.
+    A config server doesn't save clusters to disk. If it restarts, it loses a cluster that the launcher hasn't read yet.
+    Therefore, the thread checks repeatedly that the store still has the cluster, and writes the cluster again if
+    necessary. The thread ends when the ranks adopt a version.
     """
 
     def __init__(
         self, member: Member, cluster: Cluster, size: int, failed: list[PeerID], previous: SizeRequest | None = None
     ) -> None:
-        """`previous` is the request that this request replaces.
+        """Start the thread. `previous` is the request that this request replaces.
 
-        Its thread may still be writing, so that thread ends first.
+        The thread of `previous` may still be writing, so the new thread waits until it has ended.
         """
         self.size = size
         self.version: int | None = None  # the version of the written cluster
@@ -91,11 +92,11 @@ class SizeRequest:
             except (StoreUnreachableError, _NoSlotsError) as error:
                 if self.version is None and not self.trouble:
                     self.trouble = str(error)
-                    _log.warning('resize waits: workers=%d reason="%s". Training goes on', self.size, error)
+                    _log.warning('resize waits: workers=%d reason="%s". Training continues', self.size, error)
                 self.settled.set()
                 self._is_over.wait(_CHECK_S if isinstance(error, _NoSlotsError) else _RETRY_S)
             except Exception as error:
-                # Catch any error, because this rank has to report it to the other ranks.
+                # Catch every error, because this rank has to report each error to the other ranks.
                 known = isinstance(error, (KungFuError, ValueError))
                 self.refusal = str(error) if known else f"{type(error).__name__}: {error}"
                 self.settled.set()
@@ -125,8 +126,8 @@ def _write(
 ) -> int:
     """Write a cluster of `size` workers to the store, and return its version.
 
-    Write nothing if the newest cluster in the store has that size, or if ``is_over()`` is true. In these cases return
-    the newest version or this member's version, respectively.
+    If the newest cluster in the store already has that size, write nothing and return that cluster's version. If
+    ``is_over()`` is true, write nothing and return this member's version.
     """
     store = _store(member)
     if not member.get(env.WATCH):
@@ -139,7 +140,7 @@ def _write(
         raise ResizeError(f"{size} workers: at most {most} {where}; request fewer")
     ports = member.get(env.PORT_RANGE) or WORKER_PORTS
     while True:
-        # The store may have a newer version than this cluster; the new cluster is derived from the newest version.
+        # The store may have a newer version than this member's cluster. Derive the new cluster from the newest version.
         newest = store.get() or cluster
         if newest.version < cluster.version:
             raise StoreUnreachableError(f"config server {store.url} has restarted with an older cluster")
@@ -147,7 +148,7 @@ def _write(
             return newest.version
         if is_over():
             return int(cluster.version)
-        # After a change of hosts, the store has the new slots and the environment has the old ones.
+        # If hosts have joined or left, the store has the new slots, while the environment still has the old ones.
         slots = newest.slots or hosts
         if slots is not None and size > sum(slots.values()):
             given = ",".join(f"{host}:{count}" for host, count in slots.items())
@@ -157,11 +158,11 @@ def _write(
         try:
             return store.put(newest.resized(size, ports, failed, slots)).version
         except StaleVersionError:
-            continue  # another client wrote a newer version in between
+            continue  # another client has written a newer version since `get`
 
 
 def propose(size: int) -> int:
-    """Write a cluster of this size to the store, and return its version without waiting for the change.
+    """Write a cluster of this size to the store. Return its version without waiting until the cluster changes.
 
     If the current version already has that size, write nothing and return the current version.
     """
@@ -178,9 +179,9 @@ def propose(size: int) -> int:
 
 
 def want(member: Member, size: int) -> None:
-    """Record `size` as the size that all ranks want."""
+    """Record that all ranks request `size`."""
     there = member.pending[0] if member.pending is not None else int(member.core.size())
-    # If another size is being written at this moment, this size has to be written after that size.
+    # If another size is being written at this moment, `size` has to be written after it, even if nothing would change.
     member.requested_size = None if size == there and member.requested_size is None else size
 
 
@@ -191,9 +192,9 @@ def wanted_size(member: Member) -> int:
 
 
 def pursue(member: Member, wait: bool, must: bool) -> int:
-    """Write the requested size if this is the lowest living rank, and return the packed result.
+    """If this is the lowest living rank, write the requested size. Return the packed result.
 
-    With `wait`, wait until there is a result. With `must`, an unreachable store counts as a rejection.
+    With `wait`, wait until there is a result. With `must`, treat an unreachable store as a rejection.
     """
     request: SizeRequest | None = member.request
     if not member.speaks_first() or member.cluster is None:
@@ -205,7 +206,7 @@ def pursue(member: Member, wait: bool, must: bool) -> int:
             return pack(NOTHING, 0, 0)
         if request.version == member.pending[1] and not request.refusal:
             return pack(NOTHING, 0, 0)
-        wait = False  # the store lost the cluster, and the thread writes it again
+        wait = False  # the store has lost the cluster, and the thread is writing it again
     elif request is None or request.size != member.requested_size:
         previous = request
         drop(member)
@@ -226,8 +227,8 @@ def pursue(member: Member, wait: bool, must: bool) -> int:
 def expect(joining: int, size: int) -> None:
     """Notify the launcher that the ranks will request `size` next, with `joining` new workers.
 
-    The launcher starts these workers early (`ms_kungfu.launcher.state.prestarted`). The notification is sent in the
-    background. If it fails, the launcher starts the workers when the ranks request the size.
+    The launcher can then start these workers early (`ms_kungfu.launcher.state.prestarted`). A separate thread sends the
+    notification. If this fails, the launcher starts the workers only when the ranks request the size.
     """
     member = current()
     version = int(member.core.cluster_version())
@@ -243,7 +244,7 @@ def expect(joining: int, size: int) -> None:
 
 
 def is_changing() -> bool:
-    """Return whether, as far as this rank knows, the cluster hasn't reached a requested size yet."""
+    """Return whether this rank knows of a requested size that the cluster hasn't reached yet."""
     member = current()
     return member.requested_size is not None or member.pending is not None
 
@@ -255,9 +256,9 @@ def drop(member: Member) -> None:
 
 
 def refusal_of(member: Member, rank: int) -> str | None:
-    """Return the reason why `rank` couldn't write the request; collective.
+    """Return the reason why `rank` couldn't write the request. This function is a collective.
 
-    Return None if `rank` has failed since; then the next rank has to write the request.
+    If `rank` has failed in the meantime, return None; the next rank then has to write the request.
     """
     buffer = np.zeros(_MAX_REFUSAL_BYTES, np.uint8)
     if rank == int(member.core.rank()) and member.request is not None:

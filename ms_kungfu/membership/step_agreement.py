@@ -1,9 +1,9 @@
-"""Once a step, all ranks agree on the next version of their cluster, by a collective of the current version.
+"""Let all ranks agree, once per step, on the next version of their cluster, in a collective of the current version.
 
-All ranks have the same role. With one small all-reduce they agree on the newest prepared version, on a requested size,
-and on the result of that request (`requested_size`). A version is prepared once every new process in it is ready, so
-members don't wait for a process to start. Then each member requests the version's segment from its host's broker and
-joins the segment. `docs/architecture.md` describes a resize step by step.
+All ranks have the same role. In one small all-reduce, they agree on the newest prepared cluster version, on a requested
+size, and on the result of that request (`requested_size`). A version is prepared when all its new processes are ready,
+so members don't wait until a process has started. After the agreement, each member requests the version's shared-memory
+segment from its host's broker and joins the segment. `docs/architecture.md` describes a resize step by step.
 
 The agreement is an ordinary collective, so docs/recovery.md covers a failure during the agreement or the change.
 """
@@ -20,8 +20,8 @@ from ms_kungfu.membership.joining import detach, enter, join, request_segment
 from ms_kungfu.membership.member import Change, Member, current
 from ms_kungfu.membership.requested_size import LATER, PENDING, REFUSED, drop, pursue, refusal_of, unpack, want
 
-_MAX = 3  # the reduction, see _arrays.OPS
-# The launcher's timeout expires earlier; the launcher then prepares a version without the joining workers.
+_MAX = 3  # the reduction "max" in `_arrays.OPS`
+# The launcher's own timeout expires earlier, so that it can still prepare a version without the joining workers.
 _GIVE_UP_MARGIN_S = 10.0
 _ALL_BITS = (1 << 64) - 1
 
@@ -29,25 +29,26 @@ Settle = Callable[[bool], bool]
 
 
 def step(size: int | None = None, wait: bool = False, word: int = 0, settle: Settle | None = None) -> Change:
-    """Adopt the newest prepared version, if there is one; collective, once a step.
+    """Adopt the newest prepared cluster version, if there is one. All ranks must call this function once per step.
+
+    The ranks adopt the clusters that they request, clusters that other clients request (``kungfu-run resize``), and
+    versions that exclude failed workers. As long as the config server is unreachable, a requested size isn't written,
+    and training continues.
 
     Args:
-        size: the size to request, e.g. by a schedule; if the ranks' sizes differ, the largest one counts. The lowest
-            living rank writes it to the config server. The cluster changes at one of the next steps, once the joining
-            workers are ready. None keeps the current request. The ranks always adopt clusters that other clients
-            request (``kungfu-run resize``), and versions that exclude failed workers.
-        wait: return only when the requested size is reached, as KungFu's resize does. Without `wait`, training
-            continues until then. The value must be the same at all ranks.
+        size: the size to request, for example from a schedule; None keeps the current request. If the ranks pass
+            different sizes, the largest size is requested. The lowest living rank writes it to the config server. The
+            cluster changes at a later step, as soon as the joining workers are ready.
+        wait: whether to return only when the requested size is reached, as KungFu's resize does. If false, training
+            continues until then. The value must be the same on all ranks.
         word: any number below 2**64, which is compared with the words of the other ranks (see `settle`).
-        settle: a function that is called before the cluster changes, at all ranks or at none. Its argument is whether
-            all ranks have contributed the same word. The function may be collective. If it returns true, the cluster
-            doesn't change in this step; the result must be the same at all ranks. If it raises, the exception leaves
-            `step`, and the cluster doesn't change.
-
-    As long as the config server is unreachable, a requested size isn't written, and training continues.
+        settle: a function that is called before the cluster changes, on all ranks or on none. Its argument says whether
+            all ranks have passed the same word. The function may call collectives. If it returns true, the cluster
+            doesn't change in this step. The function must return the same result on all ranks. If it raises an
+            exception, `step` raises that exception, and the cluster doesn't change.
 
     Raises:
-        ResizeError: at every rank, if the change isn't possible; the cluster doesn't change.
+        ResizeError: if the change isn't possible. Every rank raises it, and the cluster doesn't change.
     """
     join()
     member = current()
@@ -63,7 +64,7 @@ def step(size: int | None = None, wait: bool = False, word: int = 0, settle: Set
 
 
 def resize(size: int) -> Change:
-    """Change the cluster to `size` ranks; collective. See :func:`ms_kungfu.runtime.resize`."""
+    """Change the cluster to `size` ranks. All ranks must call it. See :func:`ms_kungfu.runtime.resize`."""
     join()
     check_caught_up("kf.resize")
     if size < 1:
@@ -75,7 +76,7 @@ def resize(size: int) -> Change:
 
 
 def change_size(size: int) -> tuple[bool, bool]:
-    """Change the cluster's size; the runtime calls this after all ranks have agreed on a new `size`."""
+    """Change the cluster's size. The runtime calls this function after all ranks have agreed on the new `size`."""
     member = current()
     if member.cluster is None:
         raise _not_started(size)
@@ -85,7 +86,7 @@ def change_size(size: int) -> tuple[bool, bool]:
 
 
 def note_step(number: int) -> None:
-    """Record the number of the training step, for the log of a change of the cluster."""
+    """Record the number of the training step, so that log lines about cluster changes can name it."""
     current().training_step = number
 
 
@@ -97,7 +98,7 @@ def step_ended(number: int) -> None:
 
 
 def training_begun(number: int) -> None:
-    """Record that training begins after step `number`: while the first step compiles, the launcher knows of it."""
+    """Record that training begins after step `number`, so that the launcher knows it while the first step compiles."""
     member = current()
     if member.ended_steps.last is None:
         member.ended_steps.last = number
@@ -114,7 +115,7 @@ def no_change() -> Change:
 def has_no_cluster(member: Member, size: int | None) -> bool:
     """Return whether this process has left its cluster, or was never in a cluster that can change.
 
-    ResizeError if it was never in such a cluster and requests another `size`.
+    Raise ResizeError if it was never in such a cluster but requests a different `size`.
     """
     if member.cluster is None and not member.detached and size is not None and size != int(member.core.size()):
         raise _not_started(size)
@@ -127,18 +128,18 @@ def _not_started(size: int) -> ResizeError:
 
 
 def follow(member: Member, wait: bool, must: bool = False, word: int = 0, settle: Settle | None = None) -> Change:
-    """Adopt the version on which the ranks agree.
+    """Adopt the cluster version on which the ranks agree.
 
-    With `wait`, return only when the requested size is reached or impossible. With `must`, an unreachable config server
-    is an error. For `word` and `settle`, see :func:`step`.
+    With `wait`, return only when the requested size is reached, or raise ResizeError if that is impossible. With
+    `must`, an unreachable config server is an error. :func:`step` describes `word` and `settle`.
     """
     core, row = member.core, member.row
     present, version = int(core.size()), int(core.cluster_version())
     stays = Change(False, False, present, present)
     ready = True
     while True:
-        # Reduce the maximum of the words and the maximum of their complements. The two are complements only if all
-        # words are equal.
+        # Compute the maximum of the words and the maximum of their complements. These two maxima are complements of
+        # each other only if all words are equal.
         became = pursue(member, wait, must)
         row[:] = (int(core.announced_version()), member.requested_size or 0, became, word, word ^ _ALL_BITS)
         core.all_reduce("kungfu/step", row, row, _MAX)
@@ -183,7 +184,7 @@ def _await_prepared(member: Member, version: int) -> bool:
     deadline = looked + _patience_s(member)
     while int(member.core.announced_version()) < version:
         now = member.ports.monotonic()
-        if member.core.deadlines_held():  # the launcher waits for the store before it prepares the version
+        if member.core.deadlines_held():  # the launcher waits for the store and can't prepare the version yet
             deadline += now - looked
         if now > deadline:
             return False
@@ -195,8 +196,8 @@ def _await_prepared(member: Member, version: int) -> bool:
 def _adopt(member: Member, version: int) -> Change | None:
     """Adopt cluster `version`, on which all current members have agreed.
 
-    Return None, at all members, if no member adopts the version. That happens if a newer version has superseded it, or
-    if the ranks that would have transferred the state have failed.
+    If no member adopts the version, return None on all members. This happens if a newer version has superseded it, or
+    if the ranks that would have transferred the training state have failed.
     """
     before, old_size, old_version = member.cluster, int(member.core.size()), int(member.core.cluster_version())
     granted = request_segment(member, old_version, version, member.get(env.JOIN_TIMEOUT))

@@ -1,29 +1,28 @@
 """Sync points: the only collectives of membership in asynchronous training.
 
-Ranks that run their steps at different speeds can't agree once a step. After its step, each rank reads two words of the
-segment (:func:`sync_point_is_due`). If neither word requests a sync point, the rank continues. Otherwise all ranks call
-:func:`enter_sync_point`, agree on the training's state, and call :func:`follow_sync_point`, which runs the agreement of
-`step_agreement`.
+Ranks that run their steps at different speeds can't agree once per step. Instead, each rank reads two words of the
+shared-memory segment after its step (:func:`sync_point_is_due`). If neither word requests a sync point, the rank
+continues. Otherwise, all ranks call :func:`enter_sync_point`, agree on the training's state, and call
+:func:`follow_sync_point`, which runs the agreement of `step_agreement`. The two words are:
 
-- `announced`, which the launcher writes: the newest prepared version. The causes of a new version are a failure, an
-  eviction, ``kungfu-run resize``, and a pending size.
-- `sync points`, which any member increments: the number of sync points requested so far. A rank requests the next sync
-  point if its schedule has a new size, a requested size is rejected, a checkpoint is due, or its steps are done.
+- `announced`, which the launcher writes, is the newest prepared cluster version. A failure, an eviction, ``kungfu-run
+  resize`` or a pending size causes a new version.
+- `sync points`, which any member increments, is the number of sync points requested so far. A rank requests the next
+  sync point if its schedule has a new size, a requested size is rejected, a checkpoint is due, or its steps are done.
 
-1. Both words only grow. So each rank sees a request after its current step at the latest, and the request stays visible
-   until all ranks have entered the sync point.
-2. A rank that enters a sync point waits there and requests no other sync point. So all ranks enter the same sync
-   points in the
-   same order, whatever their reasons: each rank contributes its reason. A sync point waits only for the slowest rank's
-   current step. (`test_simulated_jobs.py`.)
+1. Both words only grow. So each rank sees a request when its current step ends, and the request stays visible until all
+   ranks have entered the sync point.
+2. A rank that enters a sync point waits there and requests no other sync point. Each rank contributes its own reason
+   for the sync point. So all ranks enter the same sync points in the same order, whatever their reasons. A sync point
+   waits only for the slowest rank's current step. (`test_simulated_jobs.py`.)
 3. If a rank fails before or in a sync point, the operations of the other ranks end without it (docs/recovery.md). If
-   the failed rank had requested the sync point, the others meet for no reason of their own and then continue. The
-   failure leads to a new version, which is the reason for the next sync point.
+   only the failed rank had a reason for the sync point, the other ranks enter it anyway and then continue. The failure
+   leads to a new version, which is the reason for the next sync point.
 4. The lowest living rank writes a requested size after its own steps, without a sync point. If that rank fails, the
-   next rank writes the size again. All ranks learn the size in a sync point, and keep it until a sync point reports
+   next rank writes the size again. All ranks receive the size in a sync point, and store it until a sync point reports
    that the size is pending.
 5. In a new version, `announced` is that version's number, and `sync points` is 0.
-6. A rank that has done all its steps requests a sync point and waits in it. That sync point ends training for all
+6. A rank that has finished all its steps requests a sync point and waits in it. That sync point ends training for all
    ranks. So no rank starts other collectives or exits while other ranks still expect it in a sync point.
 """
 
@@ -38,11 +37,12 @@ from ms_kungfu.membership.step_agreement import follow, has_no_cluster, no_chang
 def sync_point_is_due(size: int | None = None, call: bool = False) -> bool:
     """Return whether a sync point has been requested, so that this rank has to call :func:`enter_sync_point` now.
 
-    The function isn't collective. If no sync point has been requested, it costs a few atomic loads.
+    This function isn't a collective. If no sync point has been requested, it only needs a few atomic loads.
 
     Args:
-        size: the size that this rank wants from now on. A size that hasn't been requested yet requests a sync point.
-        call: request a sync point in any case.
+        size: the size that this rank requests. If the size hasn't been requested yet, the function requests a sync
+            point.
+        call: whether to request a sync point in any case.
 
     Raises:
         ResizeError: if this process has no launcher that could change the size.
@@ -60,20 +60,20 @@ def sync_point_is_due(size: int | None = None, call: bool = False) -> bool:
 
 
 def enter_sync_point() -> None:
-    """Enter the sync point that was requested. The caller's next operations are collective."""
+    """Enter the sync point that was requested. The caller's next operations must be collectives."""
     current().sync_points += 1
 
 
 def follow_sync_point(size: int | None) -> Change:
-    """Adopt the newest prepared version, then request `size`; collective, in a sync point.
+    """Adopt the newest prepared cluster version, then request `size`. All ranks must call this in a sync point.
 
-    `size` must be the same at all ranks. The function raises the same errors as :func:`step`.
+    `size` must be the same on all ranks. The function raises the same errors as :func:`step`.
     """
     member = current()
     if has_no_cluster(member, None):
         return no_change()
     try:
-        # Adopt before the request, so that all ranks know a size that is already pending.
+        # Adopt the version before requesting the size, so that all ranks know of a size that is already pending.
         return follow(member, wait=False)
     finally:
         if size is not None and not member.detached:
@@ -82,5 +82,5 @@ def follow_sync_point(size: int | None) -> Change:
 
 
 def _pursue(member: Member) -> int:
-    """Write the requested size, if there is one and this is the lowest living rank. Return the kind of the result."""
+    """Write the requested size, if any, if this is the lowest living rank. Return the kind of the result."""
     return NOTHING if member.requested_size is None else unpack(pursue(member, wait=False, must=False))[0]

@@ -1,4 +1,4 @@
-"""The trace of this process for Perfetto (docs/timeline.md). `ops_src/base/trace.h` writes it, and has the argument."""
+"""Start this process's trace for Perfetto (docs/timeline.md). `ops_src/base/trace.h` describes how it is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _started = False
 
 
 def start(member: Member) -> None:
-    """Start the trace if KUNGFU_TRACE is set. A file that can't be written costs one log line and never the job."""
+    """Start the trace if KUNGFU_TRACE is set. If the file can't be written, log one line; the job continues."""
     global _started
     folder = member.get(env.TRACE)
     if folder is None or _started or not member.ports.owns_process:
@@ -63,7 +63,7 @@ def _first_events(member: Member, host: str) -> list[dict[str, object]]:
 
 
 def _clock() -> str:
-    """Return what all processes that share this one's CLOCK_MONOTONIC have in common: the boot, the time namespace."""
+    """Return an ID that is the same for all processes that share CLOCK_MONOTONIC: by boot and time namespace."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/time")
     except OSError:  # no /proc, or a kernel without time namespaces
@@ -72,7 +72,7 @@ def _clock() -> str:
 
 @contextmanager
 def traced(what: str) -> Iterator[None]:
-    """Add this block to the process's trace as `what`."""
+    """Add this block to the process's trace, with the name `what`."""
     began_ns = _core.trace_now()
     try:
         yield

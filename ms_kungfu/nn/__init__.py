@@ -1,4 +1,4 @@
-"""Layers whose random state belongs to a shard of a step instead of a kernel: docs/shards.md."""
+"""Layers whose random numbers depend on the shard, not on the worker (docs/shards.md)."""
 
 from ms_kungfu.nn.dropout import Dropout
 

@@ -1,4 +1,4 @@
-"""Dropout with masks that don't depend on the worker that generates them."""
+"""Dropout whose masks don't depend on the worker that generates them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ms_kungfu.ops import _dropout
 
 
 class Dropout(nn.Cell):
-    """``mindspore.nn.Dropout(p=...)`` with a mask that belongs to the shard.
+    """``mindspore.nn.Dropout(p=...)`` with a mask that depends on the shard, not on the worker.
 
-    In training each element becomes 0 with probability `p`, and the other elements are divided by ``1 -
-    p``. In evaluation (``set_train(False)``) the input is returned unchanged.
+    In training, each element becomes 0 with probability `p`, and the other elements are divided by
+    ``1 - p``. In evaluation (``set_train(False)``), the input is returned unchanged.
 
     In a step of an `ElasticDataset` with shards, four values determine the mask:
 
@@ -24,18 +24,21 @@ class Dropout(nn.Cell):
     - the number of masks that the program has generated for the shard before.
 
     So any worker that computes the shard drops the same elements, even if the shard is computed
-    repeatedly. Two calls of a cell drop different elements. Outside of such a step, two values
-    determine the mask:
+    repeatedly. Two calls of the same cell drop different elements. Outside of a step with shards, three
+    values determine the mask:
 
-    - ``mindspore.get_seed()`` and the rank, both as they were when the cell was created;
+    - ``mindspore.get_seed()`` when the cell was created;
+    - the worker's rank when the cell was created;
     - the number of masks that the process has generated before.
 
-    If the worker's rank changes later, its masks don't. Without a seed, masks differ from run to run.
+    If the worker's rank changes later, the masks don't depend on the new rank. If no seed is set, the
+    masks differ from run to run.
 
     The cell works on CPUs only. Don't use ``recompute`` in PyNative mode: MindSpore would compute the
-    cell again in the backward pass with a different mask.
+    cell again in the backward pass, with a different mask.
 
-    Source: Philox4x32-10 of Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011.
+    The random numbers come from Philox4x32-10 (Salmon et al., Parallel Random Numbers: As Easy as 1, 2,
+    3, SC 2011).
 
     Args:
         p: the probability that an element becomes 0, at least 0 and less than 1.
@@ -69,7 +72,7 @@ class Dropout(nn.Cell):
             x: a tensor of any shape, of float16, bfloat16, float32 or float64.
 
         Returns:
-            A tensor of the same shape and dtype; `x` itself in evaluation.
+            A tensor of the same shape and dtype. In evaluation, this is `x` itself.
         """
         if not self.training or self.p == 0:
             return x

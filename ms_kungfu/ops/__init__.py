@@ -1,4 +1,4 @@
-"""The collectives as MindSpore primitives, for GRAPH and PyNative mode."""
+"""Collectives that are MindSpore primitives, for GRAPH and PyNative mode."""
 
 from ms_kungfu.ops import _compile_cache as _compile_cache
 from ms_kungfu.ops import _executor as _executor

@@ -13,8 +13,9 @@ from ms_kungfu.fusion._mindspore import mode_of
 from ms_kungfu.fusion.mode import MB
 from ms_kungfu.ops import _plugin, _reparse
 
-# Collectives without a name share one channel, where they are matched by the order of the calls. Don't derive a name
-# by counting primitives: a joining worker creates another number of primitives than the others, in another order.
+# Collectives without a name share one channel, in which they are matched by the order of the calls. Don't derive names
+# by counting primitives: a joining worker creates a different number of primitives than the others, in a different
+# order.
 UNNAMED = "unnamed"
 
 _DTYPES = (
@@ -25,19 +26,19 @@ _DTYPES = (
 
 
 def element(dtype: Any) -> Any:
-    """Return the element dtype of a tensor type."""
+    """Return the dtype of the elements of a tensor type."""
     return dtype.element_type() if isinstance(dtype, mstype.TensorType) else dtype
 
 
 def is_undetermined(dtype: Any) -> bool:
-    """Return whether the compiler doesn't know the type yet, as happens if a gradient is sparse."""
+    """Return whether the compiler doesn't know the type yet, which happens if a gradient is sparse."""
     return isinstance(dtype, type(mstype.undetermined))
 
 
 def placeholders(count: int) -> tuple[Any, Any]:
     """Return placeholder shapes and dtypes for `count` tensors whose types the compiler doesn't know yet.
 
-    The compiler accepts no unknown type from Python. It calls again once it knows the types.
+    The compiler doesn't accept unknown types from Python. When it knows the types, it infers the shapes again.
     """
     return ((1,),) * count, (mstype.TensorType(mstype.float32),) * count
 
@@ -45,7 +46,7 @@ def placeholders(count: int) -> tuple[Any, Any]:
 def check_root(root: int) -> int:
     """Check that `root` can be a rank, and return it.
 
-    Only a call checks whether the cluster has this rank.
+    Whether the cluster has this rank is checked only when the collective runs.
     """
     if isinstance(root, bool) or not isinstance(root, int):
         raise TypeError(f"root must be a rank, not {root!r}")
@@ -55,46 +56,46 @@ def check_root(root: int) -> int:
 
 
 class Primitive(PrimitiveWithInfer):
-    """A primitive with a kernel in the plugin. Its attributes are fixed at creation.
+    """A primitive with a kernel in the plugin. Its attributes are fixed when it is created.
 
-    `init_attrs` are the arguments that create an equal primitive. MindSpore uses them to copy the
-    primitive. They are attributes of the kernel and, through ``add_prim_attr``, of the Python object.
+    `init_attrs` contains the arguments with which MindSpore creates a copy of the primitive. They are
+    also attributes of the kernel and, through ``add_prim_attr``, of the Python object.
 
     The compiler treats a call as having a side effect: equal calls are neither merged nor
     constant-folded, and a call whose result isn't used still runs. All such calls run in program order,
-    at every step and every rank.
+    in every step and on every rank.
     """
 
-    _talks = True  # whether it communicates with other workers
+    _talks = True  # whether the primitive communicates with other workers
 
     def __init__(self, kernel: str, inputs: list[str], outputs: list[str], **attributes: Any) -> None:
         _plugin.load()
-        if self._talks:  # otherwise a program that never calls init() would train in a cluster of one
+        if self._talks:  # otherwise, a program that never calls init() would train in a cluster of one
             runtime.init()
         super().__init__(kernel)
         self.init_attrs = attributes
         self.init_prim_io_names(inputs=inputs, outputs=outputs)
         for name, value in attributes.items():
             self.add_prim_attr(name, value)
-        # Chains the calls of a graph. Otherwise the compiler merges equal calls, and independent calls run in a
-        # different order in the first step than in later steps. A joining worker and the other workers would then wait
-        # for each other.
+        # This attribute chains the calls in a graph. Without it, the compiler merges equal calls, and independent calls
+        # run in a different order in the first step than in later steps. A joining worker and the other workers would
+        # then wait for each other.
         self.add_prim_attr("side_effect_io", True)
 
     def set_prim_instance_name(self, instance_name: str) -> Any:
-        """Set the name of this primitive as an attribute of a cell; MindSpore calls it.
+        """Set the name that this primitive has as an attribute of a cell; MindSpore calls this method.
 
         Args:
             instance_name: the attribute's name.
 
         Returns:
-            What MindSpore's own method returns.
+            The result of MindSpore's own method.
         """
         _reparse.mend_owner(sys._getframe(1))
         return super().set_prim_instance_name(instance_name)
 
     def __infer__(self, *inputs: dict[str, Any]) -> dict[str, Any]:
-        """Infer the outputs; MindSpore calls it with the shape and the dtype of each input."""
+        """Infer the outputs. MindSpore calls this method with the shape and the dtype of each input."""
         _reparse.refuse()
         shape, dtype = self._outputs(*inputs)
         return {"shape": shape, "dtype": dtype, "value": None}
@@ -110,15 +111,15 @@ class Primitive(PrimitiveWithInfer):
 class Collective(Primitive):
     """A collective that accepts a tensor or a tuple of tensors, and returns the same number of tensors.
 
-    With `copies` nothing is computed, and any dtype is allowed: a Parameter may be bool or complex.
+    If `copies` is true, the collective computes nothing, so it allows any dtype: a Parameter may be bool or complex.
     """
 
     copies = False
     """Whether the primitive only moves data, and so accepts every dtype."""
     _takes_sparse = False
-    """Whether callers convert sparse gradients to dense ones first (`_sparse.SparseReduction`)."""
+    """Whether callers first convert sparse gradients to dense gradients (`_sparse.SparseReduction`)."""
     _made = False
-    """Whether this process has created a reduction, that is, a collective that computes."""
+    """Whether this process has created a collective that computes, that is, a reduction."""
 
     def __init__(self, kernel: str, name: str | None, **attributes: Any) -> None:
         super().__init__(kernel, ["x"], ["y"], **attributes)
@@ -127,7 +128,7 @@ class Collective(Primitive):
         if name is not None and (not isinstance(name, str) or not name):
             raise TypeError(f"name must be a non-empty string or None, not {name!r}")
         self.add_prim_attr("channel", name or UNNAMED)
-        # The collectives in the gradient form a separate chain.
+        # The collectives of the backward pass form a separate chain.
         self.add_prim_attr("side_effect_backprop", True)
 
     def output_shape(self, shape: list[int]) -> list[int]:
@@ -168,8 +169,8 @@ class Collective(Primitive):
 class SizedCollective(Collective):
     """A collective whose output's shape depends on the size of the cluster.
 
-    `kind` is the collective's name in MindSpore's ``comm_fusion``. A tuple is divided into operations
-    of limited size. The configuration sets the limit when the primitive is created.
+    A tuple of tensors is split over several operations of limited size. The limit is the one that
+    MindSpore's ``comm_fusion`` has, when the primitive is created, for the collective named `kind`.
     """
 
     def __init__(self, kernel: str, name: str | None, kind: str, **attributes: Any) -> None:
@@ -178,7 +179,8 @@ class SizedCollective(Collective):
 
     def __call__(self, *args: Any) -> Any:
         membership.join()  # a process that hasn't joined yet doesn't know the size
-        # Outside a graph, MindSpore caches what it inferred and built for a primitive by its attributes. The size is
-        # an attribute, so a call after a resize is built again. In a compiled graph the kernel detects the difference.
+        # Outside of a graph, MindSpore caches what it has built for a primitive, and the cache's key contains the
+        # attributes. So if the size is an attribute, MindSpore builds the primitive again after a resize. In a compiled
+        # graph, the kernel detects that the size has changed.
         self.add_prim_attr("cluster_size", runtime.current_cluster_size())
         return super().__call__(*args)

@@ -1,4 +1,4 @@
-"""The present cluster, for a graph that was compiled earlier."""
+"""A primitive that reads the present cluster, even in a graph that was compiled for an earlier cluster."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from mindspore import dtype as mstype
 
 from ms_kungfu.ops._base import Primitive
 
-# Without this attribute MindSpore converts a 0-d output to a number.
+# Without this type, MindSpore converts a 0-d output to a number.
 _INT64 = mstype.TensorType(mstype.int64)
 
 
 class Cluster(Primitive):
-    """Return the participants in the last all-reduce, as two 0-d tensors of int64. Sends nothing.
+    """Return two 0-d tensors of int64 that describe the participants in the last all-reduce, without communication.
 
-    The first tensor is a number that changes if the participants change: the cluster version, with the number of
-    failures in that version in the highest bits. The second is the number of participants.
+    The first tensor is a number that changes if the participants change. It contains the cluster version and, in the
+    highest bits, the number of failures in that version. The second tensor is the number of participants.
     """
 
     def __init__(self) -> None:

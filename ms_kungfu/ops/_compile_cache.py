@@ -1,17 +1,16 @@
 """Switch MindSpore's compile cache off in a worker.
 
-The cache ignores the shapes of a graph's inputs, and all ranks use the folder ``rank_0`` of its path. So a worker
-would load a graph for a different batch size. It would silently compute wrong weights, or NaN.
+The cache ignores the shapes of a graph's inputs, and all ranks use the folder ``rank_0`` in the cache's path. So a
+worker might load a graph for a different batch size, and would then silently compute wrong weights, or NaN.
 
 1. MindSpore reads the environment (``MS_COMPILER_CACHE_ENABLE``) only while its context's ``enable_compile_cache`` is
-   unset. So the value False in the context overrides the environment variable, even if the program sets the variable
-   later.
-2. ``set_context`` writes the context through ``set_param`` of its only `_Context` object. This module replaces that
-   method, so a later ``set_context`` of the program has no effect on the cache.
+   unset. So if the context's value is False, the environment variable has no effect, even if the program sets it later.
+2. ``set_context`` writes the context through the method ``set_param`` of the only `_Context` object. This module
+   replaces that method, so if the program calls ``set_context`` later, the cache stays off.
 3. `kungfu-run` removes the variable from a worker's environment, so the cache is off even before this module is
    imported.
 
-Tests of all three: tests/mindspore/test_loading_and_arguments.py and tests/unit/test_environment_of_workers.py.
+tests/mindspore/test_loading_and_arguments.py and tests/unit/test_environment_of_workers.py test these three points.
 """
 
 from __future__ import annotations

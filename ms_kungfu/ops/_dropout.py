@@ -1,4 +1,4 @@
-"""The primitive of `ms_kungfu.nn.Dropout`. Its mask depends only on the shard, or else on the process."""
+"""The primitive of `ms_kungfu.nn.Dropout`. Its mask depends on the shard, or on the process if there are no shards."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def _seed_of_process() -> int:
 
 
 class Dropout(Primitive):
-    """Return a float tensor with elements dropped, and the mask (true: kept).
+    """Return the input without the dropped elements, and the mask, which is true for elements that are kept.
 
-    While a shard is computed, the mask is determined by the dataset's seed, the step, the shard, and the number of
-    masks that were generated for this shard before. Otherwise it is determined by `seed`, `rank`, and the number of
-    masks that the process has generated before.
+    While a shard is computed, the mask depends on the dataset's seed, the step, the shard, and the number of masks that
+    were generated for this shard before. Outside of a shard, it depends on `seed`, `rank`, and the number of masks that
+    the process has generated before.
     """
 
     _talks = False
@@ -39,10 +39,10 @@ class Dropout(Primitive):
 
     @classmethod
     def of(cls, p: float) -> Dropout:
-        """Drop each element with probability `p`, rounded to 32 bits.
+        """Create a primitive that drops each element with probability `p`, rounded to 32 bits.
 
-        The mask depends on the present global seed and this worker's rank. In a process that hasn't joined yet, it is
-        the rank for which the process was started, because creating a layer must not wait.
+        The mask depends on the present global seed and this worker's rank. A process that hasn't joined yet uses the
+        rank for which it was started, because it must be able to create a layer without waiting.
         """
         seed = ms.get_seed()
         return cls(min(round(p * 2**32), 2**32 - 1), _seed_of_process() if seed is None else seed, membership.rank())
@@ -57,7 +57,7 @@ class Dropout(Primitive):
 class DropoutGrad(PrimitiveWithInfer):
     """Return the gradient of Dropout's input, given the gradient of its first output and the mask.
 
-    It has no side effect: MindSpore removes it if its result isn't used.
+    The primitive has no side effect, so MindSpore removes it if its result isn't used.
     """
 
     def __init__(self, threshold: int) -> None:

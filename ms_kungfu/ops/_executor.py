@@ -1,4 +1,4 @@
-"""MindSpore's executor of compiled cells, in GRAPH mode, with its compilations in the process's trace."""
+"""MindSpore's executor of compiled cells in GRAPH mode. This module adds compilations to the process's trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXECUTOR: Any = _cell_graph_executor
 
 
 def trace_compilations() -> None:
-    """Add each compilation of a cell from now on to the process's trace."""
+    """Add each later compilation of a cell to the process's trace."""
     compile_or_find = EXECUTOR.compile
 
     @functools.wraps(compile_or_find)

@@ -1,11 +1,11 @@
 """The gradients of the collectives, defined like those of MindSpore's collectives.
 
-A reduction in a gradient has its collective's name with "/grad". If the collective has no name, the reduction has
-none.
+The collective that computes a gradient has the name of the forward collective, followed by "/grad". If the forward
+collective has no name, the gradient's collective has no name either.
 
-Order: the collectives of a forward pass form one chain for the compiler, and those of a backward pass form another.
-Each gradient waits for the result of its own forward call (`ops.depend`), even if it doesn't need that result. Without
-this, the two passes of a linear function ran in different orders at different ranks.
+For the compiler, the collectives of a forward pass form one chain, and those of a backward pass form another. Each
+gradient waits for the result of its own forward call (`ops.depend`), even if it doesn't need that result. Otherwise,
+the compiler could run the two passes of a linear function in different orders on different ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _name(primitive: Collective) -> str | None:
 
 
 def _of_result(grad: Collective) -> Bprop:
-    """Apply `grad` to the result's gradient, in the order described above."""
+    """Return a function that applies `grad` to the result's gradient, after the forward call."""
 
     def bprop(x: Any, out: Any, dout: Any) -> tuple[Any]:
         return (grad(ops.depend(dout, out)),)

@@ -1,15 +1,17 @@
 """Repair ``Parameter.set_data`` in PyNative mode for optimizers that use ms_kungfu's primitives.
 
-``set_data`` gives a Parameter different memory. An optimizer's ``construct`` is jitted, and the graph of its first
-call keeps using the old memory. From then on it silently updates values that aren't used. Programs written for
-KungFu's integration call ``set_data`` after each resize (``param.set_data(broadcast(param))`` for every parameter,
-including the optimizer's moments). GRAPH mode isn't affected.
+``set_data`` gives a Parameter different memory. An optimizer's ``construct`` is jitted, and the graph that its first
+call compiled continues to use the old memory. After ``set_data``, the graph silently updates values that aren't used.
+Programs that were written for KungFu's integration call ``set_data`` after each resize
+(``param.set_data(broadcast(param))`` for every parameter, including the optimizer's moments). GRAPH mode isn't
+affected.
 
-So the optimizer's class remembers the memory of the first call. If a Parameter has different memory at a later call,
-its new value is copied into the old memory, and the Parameter gets that memory back.
+Therefore, the optimizer's class remembers which memory the Parameters had in the first call. If a Parameter has
+different memory in a later call, its new value is copied into the old memory, and the Parameter gets the old memory
+back.
 
-This doesn't work for an optimizer inside a jitted function of the program, because the optimizer itself isn't called
-then.
+The repair doesn't work for an optimizer that runs inside a jitted function of the program, because then Python doesn't
+call the optimizer.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
-# Optimizer -> (parameter, its memory as a tensor, the address), for all parameters that construct reads or writes.
+# By optimizer, for each Parameter that `construct` reads or writes: (Parameter, its memory as a tensor, the address).
 _kept: weakref.WeakKeyDictionary[Any, list[tuple[Any, Any, int]]] = weakref.WeakKeyDictionary()
 
 
 def keep(cls: type) -> None:
-    """Repair the class if it is an optimizer class that isn't repaired yet."""
+    """Repair `cls` if it is the class of an optimizer and isn't repaired yet."""
     call = getattr(cls, "__call__", None)  # noqa: B004  # the function is wanted
     if not issubclass(cls, nn.Optimizer) or hasattr(call, "keeps_memory"):
         return

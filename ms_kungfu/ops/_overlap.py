@@ -1,4 +1,4 @@
-"""An all-reduce in two halves, so that other operations run in between. See docs/overlap.md."""
+"""An all-reduce that is split in two primitives, so that other operations run in between. See docs/overlap.md."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ms_kungfu.ops.reduce_op import check_reduce_op
 
 
 class AllReduceStart(Collective):
-    """Start reducing a tuple of tensors of one dtype over all ranks, and return at once.
+    """Start to reduce a tuple of tensors of one dtype over all ranks, and return immediately.
 
-    Returns a tuple: the same number of tensors, which have no value until the wait has ended, and a ticket for the
-    wait. The operations run in the order in which they are started; the side effect enforces this order. The inputs
-    are copied. Each start needs an :class:`AllReduceWait` in the same graph, because only one operation with a name
-    can run at a time.
+    The result is a tuple of the same number of tensors and a ticket for the wait. The tensors have no value until the
+    wait has ended. The operations run in the order in which they were started; the primitive's side effect enforces
+    this order. The inputs are copied. Each start needs an :class:`AllReduceWait` in the same graph, because only one
+    operation with the same name can run at a time.
     """
 
     _takes_sparse = True
@@ -34,16 +34,17 @@ class AllReduceStart(Collective):
 
 
 class AllReduceWait(Primitive):
-    """Wait until everything that was started has ended, before returning any result.
+    """Wait until all started operations have ended, before returning any result.
 
-    The input is one tuple: the results of all starts, then all of their inputs, then the tickets. The output is the
-    same tuple with the results' values filled in. `num_tensors` is the number of tensors of each start. When all have
-    ended, the first failure in the order of the input is raised. So if one group fails, the step updates nothing.
+    The input is one tuple, which contains the results of all :class:`AllReduceStart` calls, then all of their inputs,
+    then their tickets. The output is the same tuple, in which the results have values. `num_tensors` contains the
+    number of tensors of each start call. If operations have failed, the primitive raises the first failure, in the
+    order of the input, after all operations have ended. So if one group fails, the step updates nothing.
     """
 
     def __init__(self, num_tensors: Sequence[int]) -> None:
-        # The side effect puts this primitive into the chain of all collectives. Otherwise a blocking collective could
-        # come before the wait at one rank and after it at another.
+        # The side effect puts this primitive into the chain of all collectives. Otherwise, a blocking collective could
+        # come before the wait on one rank and after it on another.
         super().__init__("KungFuAllReduceWait", ["x"], ["y"], num_tensors=tuple(num_tensors))
 
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:

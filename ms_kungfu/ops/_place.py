@@ -1,4 +1,4 @@
-"""Primitives that read the present cluster when a graph runs, because the compiler can't know the later cluster."""
+"""Primitives that read the present cluster when a graph runs, because the cluster may change after compilation."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from mindspore import dtype as mstype
 
 from ms_kungfu.ops._base import Primitive
 
-# Without this attribute MindSpore converts a 0-d output to a number.
+# Without this type, MindSpore converts a 0-d output to a number.
 _INT64 = mstype.TensorType(mstype.int64)
 
 
 class KungFuPlace(Primitive):
     """Return this worker's rank and the number of workers when the step runs.
 
-    Returns two 0-d tensors of int64. They are right even in a graph that was compiled before a resize.
-    The primitive sends nothing. A failed worker counts until the next cluster version.
+    The result is two 0-d tensors of int64. They are correct even in a graph that was compiled before a
+    resize. The primitive doesn't communicate. The number of workers includes a failed worker until the
+    next cluster version.
     """
 
     def __init__(self) -> None:
@@ -29,8 +30,8 @@ class KungFuPlace(Primitive):
 class KungFuBarrier(Primitive):
     """Wait until every living worker has called this primitive.
 
-    Returns the number of these workers, a 0-d tensor of int64. It is a collective: in a graph it runs
-    among the other collectives, in program order.
+    The result is the number of these workers, a 0-d tensor of int64. The primitive is a collective, so
+    in a graph it runs in program order with the other collectives.
     """
 
     def __init__(self) -> None:
@@ -40,14 +41,15 @@ class KungFuBarrier(Primitive):
         return [], _INT64
 
 
-# Create the primitives at the call. In a graph, the parser creates one per call, and only when the process may join.
+# The functions create the primitives when they are called. In a graph, the parser then creates one primitive per call,
+# and only when the process may join.
 def rank():  # type: ignore[no-untyped-def]  # these are read by MindSpore's parser
     """Return this worker's rank when the step runs.
 
-    It sends nothing.
+    The function doesn't communicate with other workers.
 
     Returns:
-        A 0-d tensor of int64, which is right even in a graph that was compiled before a resize.
+        A 0-d tensor of int64, which is correct even in a graph that was compiled before a resize.
     """
     return KungFuPlace()()[0]
 
@@ -55,10 +57,11 @@ def rank():  # type: ignore[no-untyped-def]  # these are read by MindSpore's par
 def cluster_size():  # type: ignore[no-untyped-def]
     """Return the number of workers when the step runs.
 
-    It sends nothing. A failed worker counts until the next cluster version.
+    The function doesn't communicate with other workers. The number includes a failed worker until the
+    next cluster version.
 
     Returns:
-        A 0-d tensor of int64, which is right even in a graph that was compiled before a resize.
+        A 0-d tensor of int64, which is correct even in a graph that was compiled before a resize.
     """
     return KungFuPlace()()[1]
 
@@ -66,7 +69,7 @@ def cluster_size():  # type: ignore[no-untyped-def]
 def barrier():  # type: ignore[no-untyped-def]
     """Wait until every living worker has called this function.
 
-    It is a collective: in a graph it runs among the other collectives, in program order.
+    The function is a collective, so in a graph it runs in program order with the other collectives.
 
     Returns:
         The number of these workers, a 0-d tensor of int64.

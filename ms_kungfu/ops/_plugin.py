@@ -1,8 +1,9 @@
-"""Load the kernels into MindSpore: the only file that loads them.
+"""Load the kernels into MindSpore. No other file loads them.
 
-A plugin works with exactly one version of MindSpore. With another version it would silently compute wrong results. The
-package may contain plugins for several versions, each in a folder with the version's name. This module loads the
-plugin for the running MindSpore. After loading, it checks again which MindSpore version the plugin was built for.
+The kernels are in plugins. A plugin works with exactly one version of MindSpore. With another version, it would
+silently compute wrong results. The package may contain plugins for several versions, each in a folder with the
+version's name. This module loads the plugin for the running MindSpore. After loading, it checks again for which
+MindSpore version the plugin was built.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _PLUGINS = Path(_core.__file__).with_name("plugins")
 
 
 def folder_for(running: str, plugins: Path) -> Path:
-    """Return the folder in `plugins` for this version of MindSpore; raise ImportError if there is none."""
+    """Return the folder in `plugins` for the MindSpore version `running`. Raise ImportError if there is none."""
     if (plugins / running).is_dir():
         return plugins / running
     built = sorted((path.name for path in plugins.glob("*")), key=lambda name: [*map(int, re.findall(r"\d+", name))])
@@ -71,7 +72,7 @@ def _load(device: str) -> ctypes.CDLL:
             f'{path.name}, the kernels of ms_kungfu for device_target "{device}", is missing: {why}; {reinstall()}'
         )
     if device != "CPU":
-        _device.open_device(device)  # before the plugin, which needs it
+        _device.open_device(device)  # the plugin needs the device's libraries
     try:
         # RTLD_LOCAL is enough: the plugin links MindSpore's libraries, which are already loaded, and registers itself.
         library = ctypes.CDLL(str(path))
@@ -83,21 +84,21 @@ def _load(device: str) -> ctypes.CDLL:
 
 
 def load() -> ctypes.CDLL:
-    """Load the kernels for MindSpore's device_target, once. The library also provides the runtime's C ABI.
+    """Load the kernels for MindSpore's device_target, if they aren't loaded. The library also has the runtime's C ABI.
 
-    Raises ImportError if the kernels are missing or belong to another MindSpore, or if a vendor library is missing.
-    Raises ValueError for a device that ms_kungfu has no kernels for.
+    Raises ImportError if the kernels are missing, if they were built for another MindSpore version, or if a vendor's
+    library is missing. Raises ValueError if ms_kungfu has no kernels for the device.
     """
     return _load(mindspore.get_context("device_target"))
 
 
 def compute_undivided() -> None:
-    """Stop MindSpore's CPU kernels from dividing their work among pool threads, from now on.
+    """Stop MindSpore's CPU kernels from dividing their work among pool threads in all later launches.
 
-    Some kernels choose the division that was fastest in their first launches, and the division affects the last bits
-    of the result. See kernels/cpu/undivided.h.
+    Some kernels measure in their first launches which division is fastest, and the division affects the last bits of
+    the result. See kernels/cpu/undivided.h.
 
-    Raises RuntimeError if MindSpore has no such pool.
+    Raises RuntimeError if MindSpore has no such thread pool.
     """
     if load().kungfu_ms_compute_undivided() != 0:
         raise RuntimeError("this MindSpore has no thread pool whose size can be set")
@@ -108,7 +109,7 @@ def flush_denormals_of_queues() -> None:
 
     See kernels/cpu/denormals.h.
 
-    Raises RuntimeError if a queued operation failed; the next wait for the queues gets the original error.
+    Raises RuntimeError if a queued operation has failed. The next wait for the queues raises the original error.
     """
     if load().kungfu_ms_flush_denormals_of_queues() != 0:
         raise RuntimeError("an operation in PyNative mode's queue failed")

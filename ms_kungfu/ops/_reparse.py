@@ -1,14 +1,14 @@
 """Repair or reject subclasses of optimizers whose gradients MindSpore would reduce twice.
 
 MindSpore's optimizers have a jitted ``construct``. Suppose that a subclass overrides ``construct``, works on the
-gradients and calls ``super().construct(gradients)``. In PyNative mode the override runs in Python. The jitted base
-then compiles *the object's* ``construct``, because ``_JitExecutor.compile`` passes the object to the parser, which
-looks up the method by name. That method is the override again. So its body runs twice, and gradients that it sums over
-the ranks are silently summed twice.
+gradients and calls ``super().construct(gradients)``. In PyNative mode, the override runs in Python. It calls the jitted
+base method, which then compiles *the object's* ``construct``: ``_JitExecutor.compile`` passes the object to the parser,
+which looks up the method by name and finds the override again. So the body of the override runs twice, and gradients
+that it sums over the ranks are silently summed twice.
 
-Jitting the override repairs this, because the object's method is then the intended one. ms_kungfu jits the override
-when an object of the class gets one of ms_kungfu's primitives as an attribute. If ms_kungfu doesn't see the class
-before it is compiled, it rejects the compilation.
+If the override itself is jitted, the parser finds the intended method. Therefore, ms_kungfu jits the override when an
+object of the class gets one of ms_kungfu's primitives as an attribute. If MindSpore compiles a class that ms_kungfu
+hasn't repaired, ms_kungfu rejects the compilation.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def _is_jitted(function: Any) -> bool:
 def mend(cls: type) -> None:
     """Jit the class's own ``construct`` if it is a plain function that calls a base's jitted ``construct``.
 
-    It is called for every class that uses ms_kungfu's primitives. If the class is an optimizer, this also adds the
-    repair in _memory.py.
+    ms_kungfu calls this function for every class that uses its primitives. If the class is an optimizer, the function
+    also applies the repair in _memory.py.
     """
     _memory.keep(cls)
     definers = [base for base in cls.__mro__ if "construct" in vars(base)]
@@ -46,12 +46,12 @@ def mend(cls: type) -> None:
         return
     if "construct" not in getattr(inspect.unwrap(construct), "__code__", construct).co_names:
         return  # the override never calls the base's construct
-    _log.debug('jitted: class=%s reason="its construct would run twice otherwise"', definers[0].__qualname__)
+    _log.debug('jitted: class=%s reason="otherwise its construct would run twice"', definers[0].__qualname__)
     definers[0].construct = mindspore.jit(backend="ms_backend")(construct)  # type: ignore[attr-defined]
 
 
 class Mended:
-    """A base class that marks its subclasses as repaired."""
+    """A base class that repairs each of its subclasses."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -68,7 +68,7 @@ def mend_owner(frame: FrameType) -> None:
 def refuse() -> None:
     """Raise RuntimeError if MindSpore compiles an override instead of the jitted base method that was called.
 
-    Call this while a primitive's shapes are inferred, which happens within that compilation.
+    Call this while MindSpore infers a primitive's shapes, which happens during the compilation.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -1,13 +1,13 @@
-"""Keep files whole when several workers save to one path.
+"""Keep files complete if several workers save to the same path.
 
 ``mindspore.save_checkpoint`` removes the file, writes ``NAME.tmp`` next to it and renames that file.
-``mindspore.export`` writes directly to the file. If workers save to one path at the same time, as programs for msrun
-do, they write to the same temporary file, and a reader may find no file or an incomplete file. With this module, each
-save of a worker writes to a unique name in the same folder, and then renames that file to the path. So a reader always
-finds a whole file, from the last worker that saved, even if a worker is killed during a save.
+``mindspore.export`` writes directly to the file. In programs for msrun, workers often save to the same path at the same
+time. They then write to the same temporary file, and a reader may find no file or an incomplete file. With this module,
+each save of a worker writes to a unique name in the same folder, and then renames that file to the path. So a reader
+always finds a complete file, which the last worker has saved, even if a worker is killed during a save.
 
-This module replaces the two functions through which MindSpore writes all such files. So the replacement applies even
-to names that the program imported earlier.
+This module replaces the two internal functions with which MindSpore writes all these files. So the replacement also
+applies if the program has imported MindSpore's public functions earlier.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from mindspore.train import serialization
 
 from ms_kungfu import env, membership
 
-_UNFINISHED = ".unfinished-"  # `ms_kungfu.elastic.checkpoint` uses the same word
+_UNFINISHED = ".unfinished-"  # `ms_kungfu.elastic.checkpoint` uses the same prefix
 _log = logging.getLogger(__name__)
 _written: dict[Path, tuple[int, int]] = {}  # path -> (inode, time) of the file that this process wrote there
 _told = False
 
 
 def install() -> None:
-    """Replace the functions, once. Outside of a worker, keep MindSpore's functions."""
+    """Replace MindSpore's two functions once. Outside of a worker, the replacements only call MindSpore's functions."""
     if getattr(serialization._exec_save, "is_private", False):
         return
     for name, private in (("_exec_save", private_save), ("_export", private_export)):
@@ -62,7 +62,7 @@ def private_save(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def private_export(export: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement of ``_export``, whose suffix and number of files depend on the format."""
+    """Return the replacement of ``_export``. The suffix and the number of its files depend on the format."""
 
     @functools.wraps(export)
     def exporting(net: Any, file_name: str, *arguments: Any, **named: Any) -> Any:
@@ -85,9 +85,9 @@ def _is_worker() -> bool:
 
 @contextmanager
 def _folder_beside(path: Path) -> Iterator[Path]:
-    """Return a folder on the same file system for this call.
+    """Return a new folder next to `path`, and remove it at the end.
 
-    The folder is hidden, so no callback reads it as a checkpoint.
+    The folder is hidden, so no callback treats it as a checkpoint.
     """
     folders = f".{path.name}.{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}-"
     _remove_abandoned(path.parent, folders)
@@ -100,7 +100,7 @@ def _folder_beside(path: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(parent: Path, folders: str) -> None:
-    """Remove each of `folders` whose process, on this host and in this PID namespace, was killed during a save."""
+    """Remove each folder whose name begins with `folders` and whose process was killed during a save."""
     for folder in parent.iterdir():
         pid = folder.name[len(folders) :].partition("-")[0]
         if folder.name.startswith(folders) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
@@ -120,9 +120,9 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _look_for_others(path: Path) -> None:
-    """Warn once if this worker, then another process, then this worker again has written a path.
+    """Warn once if this worker writes a path again that another process has written after this worker.
 
-    A single write by another process is normal: the next rank may take over from the rank that wrote before.
+    It is normal that another process writes a path once, because the next rank may replace the rank that wrote before.
     """
     global _told
     if _told or path not in _written or env.MSRUN_SIZE.get() is not None or not membership.speaks_for_all():
@@ -135,7 +135,7 @@ def _look_for_others(path: Path) -> None:
         _told = True
         _log.warning(
             "misuse: check=save path=%s. Another process, or another function of this process, wrote the "
-            "file after this worker had saved it. Each file is whole, and the last one stays. Save at one "
-            "worker only (`if kf.current_rank() == 0:`), or use a different path at each worker",
+            "file after this worker had saved it. Each file is complete, and the last one stays. Save on one "
+            "worker only (`if kf.current_rank() == 0:`), or use a different path on each worker",
             path,
         )

@@ -1,4 +1,4 @@
-"""The sum over the shards of a step. `ms_kungfu.elastic.ShardedStep` inserts it between gradients and update."""
+"""Sum the gradients of a step's shards. `ms_kungfu.elastic.ShardedStep` inserts the sum before the update."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ _BOOL = mstype.TensorType(mstype.bool_)
 
 
 class SumShards(Collective):
-    """Add the gradients of a shard, a tuple of float tensors, to the sum of the step.
+    """Add a shard's gradients, a tuple of float tensors, to the sum over the step's shards.
 
-    Returns a tuple: the same number of tensors, and a 0-d bool tensor. If the bool is true, the step is over, and the
-    tensors are the sum over all its shards, divided by the number of shards. The result has the same bits at every
-    rank, and it doesn't depend on which rank computed which shard. If the bool is false, this rank has more shards to
-    compute, and the tensors have no value. See ops_src/shards/step.h.
+    The result is a tuple of the same number of tensors and a 0-d bool tensor. If the bool is true, all shards of the
+    step are summed, and the tensors are the sum divided by the number of shards. They have the same bits on every rank
+    and don't depend on which rank computed which shard. If the bool is false, this rank has more shards to compute, and
+    the tensors have no value. See ops_src/shards/step.h.
 
-    This primitive runs before all later writes to Parameters in the program.
+    The primitive runs before all writes to Parameters that follow it in the program.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__("KungFuSumShards", name)
-        # Chain it before the writes to Parameters: an optimizer may begin with a write that doesn't use a gradient.
+        # The side effect makes later writes to Parameters wait: an optimizer's first write may not use a gradient.
         self.add_prim_attr("side_effect_mem", True)
         self.dtypes: list[str] = []
-        """The number of contributions; known after the first compilation or call in PyNative mode."""
+        """The dtypes of the gradients. They are known after the first compilation, or call in PyNative mode."""
 
     def __call__(self, *brought: Any) -> Any:
-        """Run in PyNative mode. MindSpore may skip inference there if an equal primitive has run before."""
+        """Run in PyNative mode, in which MindSpore may skip inference if an equal primitive has run before."""
         self.dtypes = [str(tensor.dtype) for tensor in brought[0]]
         return super().__call__(*brought)
 

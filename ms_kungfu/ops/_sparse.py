@@ -1,9 +1,9 @@
-"""Sparse gradients, for example of ``nn.EmbeddingLookup(sparse=True)``: rows of a table (MindSpore's RowTensor).
+"""Reduce sparse gradients (MindSpore's RowTensor), for example those of ``nn.EmbeddingLookup(sparse=True)``.
 
-The ranks contribute different rows, and the number of rows varies, but a compiled graph has fixed shapes. So a sparse
-gradient is reduced as a dense one, with an extra column that marks the rows that a rank contributes. The result is
-sparse again. It has all rows that any rank contributed, so that an optimizer such as LazyAdam doesn't change other
-rows.
+A sparse gradient contains some rows of a table. The ranks contribute different rows, and the number of rows varies, but
+a compiled graph has fixed shapes. So a sparse gradient is reduced as a dense gradient, which has an extra column that
+marks the rows that a rank contributes. The result is sparse again. It has every row that at least one rank contributed,
+so that an optimizer such as LazyAdam doesn't change other rows.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _sparse = composite.MultitypeFuncGraph("sparse")
 
 
 class AnyIsSparse(PrimitiveWithInfer):
-    """Return whether a tuple of gradients may contain sparse ones. The compiler evaluates this; no kernel runs.
+    """Return whether a tuple of gradients may contain sparse gradients. The compiler decides this without a kernel.
 
-    If a gradient is sparse, the compiler doesn't know the type of any gradient at the first call.
+    If a gradient is sparse, the compiler doesn't know the type of any gradient when it first infers the types.
     """
 
     def __init__(self) -> None:
@@ -53,14 +53,14 @@ def _tensor_again(gradient, reduced):  # type: ignore[no-untyped-def]  # read by
 
 @_sparse.register("RowTensor", "Tensor")
 def _rows_again(gradient, reduced):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-    """Return each row that any rank contributed, only once: LazyAdam would update a repeated row several times."""
+    """Return each contributed row only once, because LazyAdam would update a repeated row several times."""
     indices = ops.reshape(ops.nonzero(reduced[:, -1] > 0), (-1,))
     values = ops.reshape(ops.gather(reduced[:, :-1], indices, 0), (-1, *gradient.dense_shape[1:]))
     return RowTensorInner(ops.cast(indices, gradient.indices.dtype), values, gradient.dense_shape)
 
 
 class SparseReduction(nn.Cell):
-    """Apply a reduction for dense gradients to a tuple that may contain sparse ones."""
+    """Convert gradients for a reduction that only accepts dense gradients, and convert the results back."""
 
     def __init__(self) -> None:
         super().__init__(auto_prefix=False)
@@ -72,5 +72,5 @@ class SparseReduction(nn.Cell):
         return self.map(_dense, gradients)
 
     def sparse(self, gradients, reduced):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        """Return each reduced gradient in its original form: a tensor, or rows."""
+        """Return each reduced gradient in its original form, which is a tensor or rows."""
         return self.map(_sparse, gradients, reduced)

@@ -1,4 +1,4 @@
-"""The model store as primitives: save the parameters, or request a neighbour's parameters."""
+"""Primitives of the model store: save a model's parameters, or request a neighbour's parameters."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class _OfTuple(Primitive):
 
 
 class SaveModel(_OfTuple):
-    """Save a copy of a tuple of tensors under `record`, for the other workers.
+    """Save a copy of a tuple of tensors under `record`, so that other workers can request it.
 
-    The input is the tuple. The output is its version, int64 of shape (1,). The shapes and dtypes of a
-    record can't change.
+    The input is the tuple. The output is the version of the saved copy, int64 of shape (1,). The shapes
+    and dtypes that are saved under one `record` can't change.
 
     Args:
         record: the name with which :class:`RequestModel` requests the tensors.
@@ -36,8 +36,8 @@ class SaveModel(_OfTuple):
 
     def __init__(self, record: str) -> None:
         super().__init__("KungFuSaveModel", ["x"], ["version"], record=record)
-        # The side effect orders it after earlier writes to the parameters in the program. A dependency on an
-        # optimizer's result wouldn't, because the compiler knows that value as a constant.
+        # Because of the side effect, the primitive runs after the program's earlier writes to the parameters. A
+        # dependency on an optimizer's result would have no effect, because the compiler treats it as a constant.
         self.add_prim_attr("side_effect_mem", True)
 
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:
@@ -48,17 +48,17 @@ class SaveModel(_OfTuple):
 class RequestModel(_OfTuple):
     """Request the latest tensors that a neighbour has saved under `record`.
 
-    The input is a tuple of this worker's own tensors. The output is a tuple of the neighbour's tensors
-    and, last, int64 of shape (2,): the neighbour's rank and the version. If no neighbour has saved any,
-    the output is this worker's own tensors and (-1, 0).
+    The input is a tuple of this worker's own tensors. The output is a tuple of the neighbour's tensors,
+    followed by an int64 tensor of shape (2,), which contains the neighbour's rank and the version. If
+    no neighbour has saved the record, the output is this worker's own tensors and (-1, 0).
 
     Args:
         record: the name with which :class:`SaveModel` saves the tensors.
-        neighbour: ``"random"`` or ``"round-robin"``. Random chooses among the living workers that have
-            saved the record, each with the same probability.
-        seed: seed of the random choice.
-        prefetch: whether to return the neighbour's tensors as of this process's last save. They are
-            copied in the background.
+        neighbour: ``"random"`` or ``"round-robin"``. With ``"random"``, each living worker that has
+            saved the record is chosen with the same probability.
+        seed: the seed of the random choice.
+        prefetch: whether to return the tensors that the neighbour had saved when this process last
+            saved its own. A background thread copies them.
 
     Raises:
         TypeError: if the input isn't a tuple of tensors.

@@ -1,4 +1,4 @@
-"""Operations for changes of membership: empty the queue, and broadcast directly into parameters."""
+"""Operations for cluster changes: wait for PyNative mode's queue, and broadcast directly into parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ms_kungfu.ops.broadcast import KungFuBroadcast
 class KungFuBroadcastInPlace(Collective):
     """Overwrite the inputs with rank `root`'s values.
 
-    Accepts only Parameters, because other tensors may share memory.
+    The inputs must be Parameters, because other tensors may share memory.
     """
 
     copies = True
@@ -25,7 +25,7 @@ class KungFuBroadcastInPlace(Collective):
         self.add_prim_attr("side_effect_mem", True)
 
 
-# One primitive for each (root, name): MindSpore caches what it built for a primitive by the shapes of the call.
+# There is one primitive for each (root, name), so that MindSpore can reuse what it has built for the same shapes.
 _primitive = functools.lru_cache(maxsize=64)(KungFuBroadcastInPlace)
 _elsewhere = functools.lru_cache(maxsize=64)(KungFuBroadcast)
 
@@ -33,8 +33,8 @@ _elsewhere = functools.lru_cache(maxsize=64)(KungFuBroadcast)
 def wait_for_queue() -> None:
     """Wait until MindSpore has run all operations that PyNative mode has queued.
 
-    Otherwise a change of membership could come before a queued collective at one rank and after it at
-    another.
+    Without this wait, a change of the cluster could come before a queued collective on one rank and
+    after it on another.
 
     Raises:
         Exception: the error of a queued operation that failed.
@@ -47,11 +47,11 @@ def broadcast_parameters(
 ) -> None:
     """Overwrite every parameter with rank `root`'s value in place, in one operation per dtype.
 
-    With `keep` this worker takes part but keeps its own values.
+    With `keep`, this worker takes part but doesn't change its own values.
 
-    Collective: all ranks pass parameters of the same shapes and dtypes in the same order. Call it
-    between steps and outside of a graph. The function works in GRAPH and PyNative mode. Compiled graphs
-    stay valid and use the new values. The function returns when the copy is complete.
+    The function is a collective: all ranks must pass parameters of the same shapes and dtypes in the
+    same order. Call it between steps and outside of a graph. It works in GRAPH and PyNative mode.
+    Compiled graphs stay valid and use the new values. The function returns when all values are copied.
     """
     if not params:
         return

@@ -1,4 +1,4 @@
-"""Save and request single tensors in the model store, outside of a graph."""
+"""Save single tensors to the model store, and request them, outside of a graph."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ms_kungfu.ops._sync import wait_for_queue
 def save_variable(variable: Tensor, name: str | None = None) -> int:
     """Save a copy of a parameter or tensor, which other workers can request with `request_variable`.
 
-    This call waits for no other worker; see `ms_kungfu.comm.save`.
+    This call doesn't wait for other workers; see `ms_kungfu.comm.save`.
 
     Args:
         variable: the parameter or tensor to save, of any shape.
@@ -21,7 +21,7 @@ def save_variable(variable: Tensor, name: str | None = None) -> int:
         The version, which is the number of times that this process has saved under the name.
 
     Raises:
-        ValueError: for a tensor without a name, and as in `ms_kungfu.comm.save`.
+        ValueError: if the tensor has no name, or for the reasons that `ms_kungfu.comm.save` lists.
     """
     name = name or getattr(variable, "name", None)
     if not name:
@@ -31,10 +31,10 @@ def save_variable(variable: Tensor, name: str | None = None) -> int:
 
 
 def request_variable(target: int, name: str) -> Tensor | None:
-    """Return the tensor that a rank saved last under a name.
+    """Return the tensor that a rank has most recently saved under a name.
 
     The other worker isn't interrupted. `ms_kungfu.comm.request` does the same and also returns the
-    version.
+    version of the saved tensor.
 
     Args:
         target: the rank that saved the tensor.

@@ -12,20 +12,20 @@ class KungFuAllGather(SizedCollective):
     """Concatenate the tensors of all ranks along the first dimension, in the order of the ranks.
 
     A tensor of shape (n, ...) becomes (size * n, ...); a 0-d tensor is rejected. The input is a tensor
-    or a tuple of tensors of any dtype. The shapes must be the same at all ranks. The gradient is a
-    reduce-scatter of the sum.
+    or a tuple of tensors of any dtype. The shapes must be the same on all ranks. The gradient is a
+    reduce-scatter with the operation "sum".
 
-    A tuple is gathered in one operation per dtype. It is divided into several operations if it is
-    larger than MindSpore's ``comm_fusion`` limit for "allgather" (64 MB by default). The limit is read
-    when the primitive is created.
+    A tuple is gathered in one operation per dtype. If the tuple is larger than MindSpore's
+    ``comm_fusion`` limit for "allgather" (64 MB by default), it is split over several operations. The
+    primitive reads the limit when it is created.
 
-    The output's shape depends on the size of the cluster. Outside a graph, a call adapts to a resize
+    The output's shape depends on the size of the cluster. Outside of a graph, a call adapts to a resize
     automatically. A graph that was compiled before a resize raises RuntimeError (``StaleClusterError:
     ...``) and must be built again.
 
     Args:
-        name: matches the call with those of the other ranks. Calls without a name are matched by their
-            order.
+        name: the name that matches this rank's call with the other ranks' calls. Calls without a name
+            are matched by their order.
     """
 
     copies = True

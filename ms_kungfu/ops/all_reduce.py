@@ -9,31 +9,31 @@ from ms_kungfu.ops.reduce_op import ReduceOp, check_reduce_op
 
 
 class KungFuAllReduce(Collective):
-    """Reduce tensors over all ranks; every rank gets the result, with the same bits.
+    """Reduce tensors over all ranks, with the same result, bit for bit, on every rank.
 
     The input is a tensor or a tuple of tensors of any shapes. The output has the same shapes and
     dtypes. Supported dtypes are float16, bfloat16, float32, float64 and (u)int8 to (u)int64. A tuple is
     reduced in one operation per dtype. It isn't copied into a flat buffer.
 
-    16-bit floats accumulate in float32. Sums and products of integers wrap in their own dtype, like
-    arithmetic on NumPy arrays. A mean of integers doesn't overflow, and truncates towards zero. The
-    number of ranks is taken at the time of the call, not of compilation.
+    16-bit floats are summed in float32. Sums and products of integers wrap around in their own dtype,
+    like arithmetic on NumPy arrays. A mean of integers doesn't overflow, and truncates towards zero. A
+    mean divides by the number of ranks when the call runs, not when it was compiled.
 
     The gradient is the same as in MindSpore:
 
-    - for a sum: the sum of the gradients;
-    - for a mean: the mean of the gradients;
-    - for min or max: the sum of the gradients, but only for the inputs that equal the result;
-    - for a product: computed by division through the input.
+    - for a sum, the sum of the ranks' gradients;
+    - for a mean, the mean of the ranks' gradients;
+    - for min or max, the sum of the ranks' gradients, but 0 for inputs that don't equal the result;
+    - for a product, a sum over the ranks that is divided by the input.
 
     Args:
         op: one of :class:`ReduceOp`.
-        name: matches the call with those of the other ranks. Calls without a name are matched by their
-            order.
+        name: the name that matches this rank's call with the other ranks' calls. Calls without a name
+            are matched by their order.
 
     Raises:
-        RuntimeError: at every rank, if the ranks' calls don't match. Its text begins with the error's
-            name; `ms_kungfu.last_error()` returns the typed error.
+        RuntimeError: if the ranks' calls don't match. Every rank raises it. Its text begins with the
+            name of the original error, which `ms_kungfu.last_error()` returns.
     """
 
     def __init__(self, op: str = ReduceOp.SUM, name: str | None = None) -> None:
@@ -43,11 +43,11 @@ class KungFuAllReduce(Collective):
 class AllReduceGradients(Collective):
     """Reduce the gradients of a step, a tuple of tensors, in groups with the given names.
 
-    `group_of` has the group number of each tensor. It may be empty if there is one group.
+    `group_of` contains the group number of each tensor. It may be empty if there is only one group.
 
-    The reduction is atomic: a failed rank contributes to every result or to none, and no result is
-    returned before that is decided. If the ranks' sample counts differ, a mean of floats weights each
-    rank by its samples.
+    The reduction is atomic: a failed rank contributes either to all results or to none of them, and no
+    result is returned before this is decided. If the ranks have different numbers of samples, a mean of
+    floats weights each rank by its number of samples.
     """
 
     _takes_sparse = True

@@ -10,15 +10,15 @@ class KungFuBroadcast(Collective):
 
     The input is a tensor or a tuple of tensors. The output is new tensors; the input isn't changed.
     Every dtype that a Parameter can have is supported, including bool and complex. The shapes must be
-    the same at all ranks. The gradient is passed on unchanged, as in MindSpore's Broadcast.
+    the same on all ranks. The gradient is passed on unchanged, as in MindSpore's Broadcast.
 
     Args:
         root: the rank whose tensors are sent.
-        name: matches the call with those of the other ranks. Calls without a name are matched by their
-            order.
+        name: the name that matches this rank's call with the other ranks' calls. Calls without a name
+            are matched by their order.
 
     Raises:
-        RuntimeError: at every rank, if `root` isn't a rank of the cluster at the time of the call.
+        RuntimeError: if `root` isn't a rank of the cluster when the call runs. Every rank raises it.
     """
 
     copies = True

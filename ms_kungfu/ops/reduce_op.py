@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class ReduceOp:
-    """The reduction operations: MindSpore's names, and ``MEAN``.
+    """The reduction operations, with MindSpore's names and ``MEAN``.
 
     ``MEAN`` is the sum divided by the number of ranks that took part. A mean of integers truncates
-    towards zero and never overflows. Sums and products of integers wrap in their own dtype.
+    towards zero and never overflows. Sums and products of integers wrap around in their own dtype.
     """
 
     SUM = "sum"
@@ -28,8 +28,8 @@ class ReduceOp:
 def check_reduce_op(op: str) -> str:
     """Return the operation's canonical name.
 
-    MindSpore's ``"avg"`` means ``"mean"``. Raise ValueError or TypeError with the allowed values for
-    any other value.
+    MindSpore's ``"avg"`` means ``"mean"``. If `op` isn't an operation, raise a ValueError or TypeError
+    that lists the allowed values.
     """
     if not isinstance(op, str):
         raise TypeError(f"op must be one of {', '.join(ReduceOp.ALL)}, not {op!r} ({type(op).__name__})")

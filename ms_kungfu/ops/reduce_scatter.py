@@ -10,20 +10,20 @@ from ms_kungfu.ops.reduce_op import ReduceOp, check_reduce_op
 
 
 class KungFuReduceScatter(SizedCollective):
-    """Reduce tensors over all ranks, and give rank r part r of the result.
+    """Reduce tensors over all ranks, and give rank r the r-th of `size` parts of the result.
 
     A tensor of shape (size * n, ...) becomes (n, ...). The input is a tensor or a tuple of tensors. The
-    shapes must be the same at all ranks. The gradient is an all-gather and is supported for a sum only,
-    as in MindSpore.
+    shapes must be the same on all ranks. The gradient is an all-gather, which is only supported for a
+    sum, as in MindSpore.
 
-    A tuple is divided into operations as in :class:`KungFuAllGather`, with the ``comm_fusion`` limit
-    for "reducescatter". As with :class:`KungFuAllGather`, a compiled graph is valid for one size of the
-    cluster.
+    A tuple is split over operations as in :class:`KungFuAllGather`, with the ``comm_fusion`` limit for
+    "reducescatter". As with :class:`KungFuAllGather`, a compiled graph is valid for only one cluster
+    size.
 
     Args:
         op: one of :class:`ReduceOp`.
-        name: matches the call with those of the other ranks. Calls without a name are matched by their
-            order.
+        name: the name that matches this rank's call with the other ranks' calls. Calls without a name
+            are matched by their order.
 
     Raises:
         ValueError: if the first dimension can't be divided by the number of ranks.

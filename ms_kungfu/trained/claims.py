@@ -1,7 +1,7 @@
 """Record which Parameters each optimizer trains, and whether they are known to be equal on all workers.
 
-If no call has made an optimizer's Parameters equal, the optimizer's first reduction compares their
-content (`claim`).
+If no function has made an optimizer's Parameters equal on all workers, the optimizer's first
+reduction compares their content (`claim`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ROW_BYTES = 2048
 reducers: weakref.WeakSet[Any] = weakref.WeakSet()  # this process's reducers
 _differing: weakref.WeakSet[Any] = weakref.WeakSet()
 _alike: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_claims: list[tuple[Sequence[Any], int]] = []  # this process's claims: parameters, and a hash of their initial content
+_claims: list[tuple[Sequence[Any], int]] = []  # parameters, and a hash of their initial content
 
 
 def content(tensors: Iterable[Any]) -> int:
@@ -43,8 +43,8 @@ def content_of(data: bytes) -> int:
 def _sums(values: Array) -> bytes:
     """Arrange the bits as a table of 64-bit words, and hash the sums of its rows and of its columns.
 
-    Summing runs at about the speed of memory, and a hash of all bits is slower. Two changes that cancel each other in
-    a row's sum still change the sums of their columns, and vice versa.
+    Summing is about as fast as memory, while a hash of all bits is slower. If two changes cancel each other in the sum
+    of a row, they still change the sums of their columns, and vice versa.
     """
     content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     table = content[: content.size // _ROW_BYTES * _ROW_BYTES].view(np.uint64).reshape(-1, _ROW_BYTES // 8)
@@ -55,7 +55,7 @@ def _sums(values: Array) -> bytes:
 
 
 def mark(tensors: Iterable[Any]) -> None:
-    """Record that these tensors have been made equal on all workers. Every worker calls this."""
+    """Record that these tensors have been made equal on all workers. Call this on every worker."""
     _alike.update((id(tensor), tensor) for tensor in tensors)
     _claims[:] = [claim for claim in _claims if not all(map(is_marked, claim[0]))]
     _tell()
@@ -68,9 +68,10 @@ def is_marked(tensor: Any) -> bool:
 def claim(parameters: Iterable[Any]) -> None:
     """Record that an optimizer is about to train these Parameters for the first time, so they must be equal.
 
-    If no call has made the Parameters equal on all workers, their hash is added to the description of each gradient
-    reduction. If the ranks start with different Parameters, the first reduction fails at every rank with a message
-    that says so. Otherwise the hash costs nothing. The call isn't collective: it doesn't wait for other ranks.
+    If no function has made the Parameters equal on all workers, their hash is added to the description of each gradient
+    reduction. If the ranks then start with different Parameters, the first reduction fails on every rank, with a
+    message that says so. If the Parameters are equal, the comparison costs nothing. The call isn't a collective: it
+    doesn't wait for other ranks.
     """
     mine = [p for p in parameters if not is_marked(p)]
     # A worker that joins later receives its Parameters, so it has nothing to compare.
@@ -81,7 +82,7 @@ def claim(parameters: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def claiming(claim: str) -> Iterator[None]:
-    """Add `claim` to the description of each reduction in the context; a reduction fails if descriptions differ."""
+    """Add `claim` to the description of each reduction in the context. If descriptions differ, a reduction fails."""
     core = membership.current().core
     core.set_claim(claim + _claim())
     try:
@@ -96,16 +97,16 @@ def _tell() -> None:
 
 def _claim() -> str:
     whole = hashlib.blake2b(repr([value for _, value in _claims]).encode(), digest_size=4).hexdigest()
-    return f"on parameters {whole}, " if _claims else ""  # operation.cc recognises "on parameters"
+    return f"on parameters {whole}, " if _claims else ""  # operation.cc looks for "on parameters"
 
 
 def serves(reducer: Any) -> None:
-    """Record that this cell reduces gradients over the workers (those of its `planned_parameters`, if it has any)."""
+    """Record that the cell `reducer` reduces gradients over the workers, for its `planned_parameters` if it has any."""
     reducers.add(reducer)
 
 
 def let_differ(owner: Any) -> None:
-    """Let the Parameters of the cell `owner` differ between workers while ``owner.replicas_differ`` is true."""
+    """Allow the Parameters of the cell `owner` to differ between workers while ``owner.replicas_differ`` is true."""
     _differing.add(owner)
 
 

@@ -1,4 +1,4 @@
-"""Find what training changes in cells, optimizers and other objects with Parameters, and write to it."""
+"""Find the state that training changes in cells, optimizers and other objects with Parameters, and write to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def collect_parameters(trained: Iterable[Any]) -> list[Any]:
-    """Return the Parameters of cells, lists and other objects, each Parameter once, in a stable order."""
+    """Return the Parameters of cells, lists and other objects in a stable order. Each Parameter is returned once."""
     import mindspore as ms
 
     def of(item: Any) -> Iterable[Any]:
@@ -28,7 +28,7 @@ def collect_parameters(trained: Iterable[Any]) -> list[Any]:
             return [p for part in item for p in of(part)]
         held = [p for p in getattr(item, "__dict__", {}).values() if isinstance(p, ms.Parameter)]
         if not held and not is_scheduler(item):
-            raise TypeError(f"expected cells, optimizers or Parameters to keep equal on all workers, got {item!r}")
+            raise TypeError(f"expected cells, optimizers or Parameters that must be equal on all workers, got {item!r}")
         return held
 
     return list({id(p): p for item in trained for p in of(item)}.values())
@@ -83,7 +83,7 @@ def is_grouped(cell: Any) -> bool:
 def parameters_of_groups(optimizer: Any) -> list[Any]:
     """Return the Parameters in the ``param_groups`` of an optimizer, without the trained Parameters.
 
-    They are its learning rates, which a scheduler writes to, and other state of a group, such as a maximum.
+    These Parameters are the learning rates, which a scheduler writes to, and other state of a group, such as a maximum.
     """
     import mindspore as ms
 
@@ -96,23 +96,23 @@ def parameters_of_groups(optimizer: Any) -> list[Any]:
 
 
 def numbers_of_groups(optimizer: Any) -> list[dict[str, float]]:
-    """Return the plain numbers of each group, such as a learning rate or weight decay that the program has set."""
+    """Return, for each group, the numbers that aren't Parameters, such as a learning rate set by the program."""
     return [{k: v for k, v in group.items() if isinstance(v, (bool, int, float))} for group in optimizer.param_groups]
 
 
 def is_scheduler(item: Any) -> bool:
-    """Return whether `item` is a scheduler: it sets the learning rates of an optimizer with ``param_groups``."""
+    """Return whether `item` is a scheduler, which sets the learning rates of an optimizer with ``param_groups``."""
     return is_grouped(getattr(item, "optimizer", None)) and callable(getattr(item, "step", None))
 
 
 def collect_schedulers(trained: Iterable[Any], optimizers: Sequence[Any]) -> list[Any]:
-    """Return the schedulers in `trained`, and this process's MindSpore schedulers for one of the `optimizers`.
+    """Return the schedulers in `trained`, and this process's MindSpore schedulers for any of the `optimizers`.
 
-    An optimizer has no reference to its schedulers, so this function searches the process's objects. The order is the
-    same on all workers.
+    An optimizer has no reference to its schedulers, so this function searches all objects of the process. The returned
+    order is the same on all workers.
 
-    If an optimizer has several schedulers of one class, they aren't returned: it is unknown which of them corresponds
-    to which scheduler of another worker.
+    If an optimizer has several schedulers of the same class, these aren't returned unless they are in `trained`. It
+    would be unknown which of them corresponds to which scheduler of another worker.
     """
     given = [item for item in trained if is_scheduler(item)]
     if not any(map(is_grouped, optimizers)):
@@ -126,7 +126,7 @@ def collect_schedulers(trained: Iterable[Any], optimizers: Sequence[Any]) -> lis
     )
     inner = {id(getattr(optimizer, "optimizer", optimizer)): i for i, optimizer in enumerate(optimizers)}
     made = [o for o in gc.get_objects() if issubclass(type(o), kinds) and id(vars(o).get("optimizer")) in inner]
-    # A SequentialLR holds other schedulers in a fixed order.
+    # A SequentialLR contains other schedulers in a fixed order.
     nested = {id(part) for scheduler in made for part in _parts(scheduler)[1:]}
     by_place: dict[tuple[int, str], list[Any]] = {}
     for scheduler in made:
@@ -152,7 +152,7 @@ def _parts(scheduler: Any) -> list[Any]:
 
 
 def collect_optimizers(trained: Iterable[Any]) -> list[Any]:
-    """Return each MindSpore optimizer in `trained` and its cells, except optimizers inside another optimizer."""
+    """Return the MindSpore optimizers in `trained` and in its cells, except optimizers inside another optimizer."""
     import mindspore as ms
 
     def of(item: Any) -> Iterable[Any]:
@@ -168,13 +168,13 @@ def collect_optimizers(trained: Iterable[Any]) -> list[Any]:
 
 
 def reducers(trained: Iterable[Any], *, left_to_shards: bool) -> list[Any]:
-    """Return the cells that reduce gradients; with `left_to_shards`, the cells whose `ShardedStep` reduces instead."""
+    """Return the cells that reduce gradients or, with `left_to_shards`, those for which a `ShardedStep` does it."""
     found = [cell for cell in collect_cells(trained).values() if getattr(cell, "reduces_gradients", False)]
     return [cell for cell in found if cell.left_to_shards == left_to_shards]
 
 
 def synchronises(trained: Iterable[Any]) -> bool:
-    """Return whether a cell of ms_kungfu in `trained` synchronises the workers' models."""
+    """Return whether `trained` contains a cell of ms_kungfu that synchronises the workers' models."""
     from ms_kungfu.ops._base import Collective
     from ms_kungfu.ops._store import RequestModel
 
@@ -185,7 +185,7 @@ def synchronises(trained: Iterable[Any]) -> bool:
 
 
 def check_reduced(trained: Iterable[Any], shards: int | None) -> None:
-    """Raise ValueError if no reducer would reduce gradients."""
+    """Raise ValueError if no reducer would reduce the gradients."""
     if shards is None and reducers(trained, left_to_shards=True):
         raise ValueError(
             "no gradient would be reduced: a ShardedStep has replaced this optimizer's own reduction, but the training "
@@ -195,7 +195,7 @@ def check_reduced(trained: Iterable[Any], shards: int | None) -> None:
 
 
 def check_sharded(trained: Iterable[Any]) -> None:
-    """Raise ValueError if, in a step that is partitioned into shards, a result would depend on the cluster."""
+    """Raise ValueError if a result of a sharded step would depend on the cluster."""
     if beside := reducers(trained, left_to_shards=False):
         raise ValueError(
             f"{type(beside[0]).__name__} reduces gradients over the workers, next to a ShardedStep that reduces over "
@@ -212,7 +212,7 @@ def check_sharded(trained: Iterable[Any]) -> None:
 # Moving statistics that the ShardedSteps of this process keep equal on all workers, by ID.
 statistics_of_shards: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
-# Modules of the cells with moving statistics, in mindspore.nn and in mindspore.mint.nn.
+# The modules of mindspore.nn and mindspore.mint.nn that define cells with moving statistics.
 _NORMALIZATION = ("mindspore.nn.layer.normalization", "mindspore.mint.nn.layer.normalization")
 
 
@@ -220,7 +220,7 @@ _STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var")
 
 
 def moving_statistics(trained: Iterable[Any]) -> list[Any]:
-    """Return the moving means and variances of cells whose class is, or derives from, a MindSpore normalization."""
+    """Return the moving means and variances of cells that are MindSpore normalizations or derive from one."""
     import mindspore as ms
 
     found = [
@@ -238,10 +238,10 @@ def check_averaged(averaged: Sequence[Any] | None) -> None:
 
     floats = (ms.float16, ms.bfloat16, ms.float32, ms.float64)
     if not isinstance(averaged, (list, tuple, type(None))):
-        raise TypeError(f"averaged must be a list of Parameters, got {averaged!r}")
+        raise TypeError(f"`averaged` must be a list of Parameters, got {averaged!r}")
     for tensor in averaged or ():
         if not isinstance(tensor, ms.Tensor) or tensor.dtype not in floats:
-            raise TypeError(f"averaged must contain only floating-point Parameters, got {tensor!r}")
+            raise TypeError(f"`averaged` must contain only floating-point Parameters, got {tensor!r}")
 
 
 def assign(tensor: Any, values: Array) -> None:

@@ -1,4 +1,4 @@
-"""Keep the last entry of a list of learning rates after the list's end."""
+"""Continue a list of learning rates with its last entry."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from mindspore.nn.optim.optimizer import _IteratorLearningRate
 class LastingRates(_IteratorLearningRate):
     """A list with one learning rate per step, whose last entry applies to all later steps.
 
-    Such a list (e.g. of ``nn.cosine_decay_lr``) is exactly as long as the training. Steps that are repeated after a
-    failure lie beyond the end of the list. This class limits the index instead of extending the list: the number of
-    failures is unknown, and checkpoints contain the Parameter, which must keep its shape.
+    A list of learning rates (for example from ``nn.cosine_decay_lr``) has exactly as many entries as training has
+    steps. If steps are repeated after a failure, training has more steps than the list has entries. This class limits
+    the index instead of extending the list. The number of failures is unknown, and the list is a Parameter, whose shape
+    must stay the same because checkpoints contain it.
     """
 
     def construct(self, global_step):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
@@ -22,13 +23,12 @@ class LastingRates(_IteratorLearningRate):
 
 
 def hold_last_rate(optimizer: nn.Optimizer) -> None:
-    """Let every list of rates of the optimizer and its groups continue with its last entry.
+    """Continue each list of learning rates of the optimizer, and of its groups, with the list's last entry.
 
-    Idempotent. It has no effect on graphs that are compiled already.
+    Further calls do nothing. Graphs that are already compiled don't change.
     """
     rates: Any = getattr(optimizer, "learning_rate", None)
     for rate in rates if isinstance(rates, nn.CellList) else [rates]:
         if type(rate) is _IteratorLearningRate:
-            # Change the cell in place: the optimizer's groups contain the same cell several times, under different
-            # names.
+            # Change the cell in place, because the optimizer's groups contain the same cell under several names.
             rate.__class__ = LastingRates

@@ -86,7 +86,7 @@ def test_a_run_that_grows_and_shrinks(folder, tmp_path, arguments, changes, epoc
     ledger = done.stdout.splitlines()[-3 - epochs :]
     assert ledger[0] == f"ledger of {max(changes)} workers in 1 job"
     assert ledger[1:-2] == [f"epoch {epoch}: 47 steps, each of 1500 samples once" for epoch in range(epochs)]
-    assert ledger[-2] == "contents: 8 of 1500 samples compared, the same at all workers"
+    assert ledger[-2] == "contents: 8 of 1500 samples compared, the same on all workers"
     proven = f"exact: each sample was trained once in each of {epochs} finished epochs"
     assert ledger[-1] == f"{proven} (numbers and contents)"
 

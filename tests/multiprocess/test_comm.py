@@ -151,7 +151,7 @@ def test_children_answer_rank_and_size_and_take_no_part(run_program: Run, manner
 
 def test_pool_of_a_program_without_main_guard_ends_with_one_reason(run_program: Run) -> None:
     output = run_program(PROGRAMS / "unguarded.py", np=1, status=1)
-    assert output.count("a process that multiprocessing has spawned runs this program from its start") == 1
+    assert output.count("a process that multiprocessing has spawned runs this program from the beginning") == 1
     assert output.count("Traceback") == 1
 
 

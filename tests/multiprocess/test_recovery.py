@@ -456,7 +456,7 @@ def test_failures_are_survived_and_resizes_wait_without_the_config_server(job, e
     one.wait_for("The job goes on; changes of the cluster wait")
     os.kill(pids[0], signal.SIGKILL)
     one.wait_for("the store receives the change later")
-    one.wait_for("resize waits: workers=1 .* Training goes on", timeout=60)
+    one.wait_for("resize waits: workers=1 .* Training continues", timeout=60)
     external.start()
     one.wait_for(r"^in version \d+ rank 0 of 1 ", timeout=60)
     one.program.signal(signal.SIGUSR1)

@@ -215,7 +215,7 @@ def test_audit_of_equal_contents_proves_numbers_and_contents(recorded):
     report = verdict(recorded[0].parent)
     assert (report.exact, report.proves, report.epochs[0].compared) == (True, "numbers and contents", 8)
     text = audit.to_text(report)
-    assert "contents: 8 of 64 samples compared, the same at all workers" in text
+    assert "contents: 8 of 64 samples compared, the same on all workers" in text
     assert text.endswith("2 finished epochs (numbers and contents)")
 
 
@@ -272,7 +272,7 @@ def test_failed_workers_record_of_a_step_committed_without_it_is_ignored(recorde
     assert report.exact
     assert [e.given_back for e in report.epochs] == [8]
     assert report.notes == [
-        "epoch 0, step 3: the record of rank 1 doesn't count, because the rank took no part in the step"
+        "epoch 0, step 3: the record of rank 1 doesn't count, because the rank didn't take part in it"
     ]
 
 

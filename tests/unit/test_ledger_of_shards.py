@@ -150,7 +150,7 @@ def test_shards_of_a_dead_worker_are_with_the_others(recorded):
         (([[72, 81], [81, 84]], [[93, 96], [84, 90]]), "shard 6 of 8, assigned to rank 2, was trained by no worker"),
         (
             ([[72, 81], [81, 83]], [[90, 96], [84, 90]]),
-            "trained [72,81)+[81,83), but was assigned the shards [0, 1, 2]",
+            "trained [72,81)+[81,83), but the shards [0, 1, 2] of the batch",
         ),
     ],
 )

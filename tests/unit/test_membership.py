@@ -210,7 +210,7 @@ def test_worker_that_joined_too_early_passes_barriers_and_refuses_others(monkeyp
     for name, collective in collectives.items():
         told = asked_as(member, partial(refusal, collective))
         assert name in told
-        assert "in a later call of training" in told
+        assert "in a later training call" in told
     assert core.made == 0
     asked_as(member, lambda: comm.all_gather(1.0, name="kungfu/state/purpose"))
     assert core.made == 1, "by which it comes to the others' call"

@@ -91,7 +91,7 @@ MISTAKES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     ),
     (
         lambda d: d["server_list"][1].update(device=[]),
-        "server node_1 must have a list of devices called device, got an empty list",
+        "server node_1 must have a list of devices under the key device, got an empty list",
     ),
     (lambda d: devices(d).append(3), "device 2 of server 10.0.0.7 must be an object, got 3 as a number"),
     (
@@ -122,8 +122,8 @@ MISTAKES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     ),
     (
         lambda d: devices(d, 1)[0].pop("device_ip"),
-        "device_ip of device 4 of server node_1 is missing: with several servers every device needs the address of its "
-        "network card",
+        "device_ip of device 4 of server node_1 is missing: with several servers, every device needs the address of "
+        "its network card",
     ),
 ]
 
@@ -164,7 +164,7 @@ def test_all_mistakes_are_reported_at_once() -> None:
         ("[]", "it must be a JSON object, got an empty list"),
         ('"text"', "it must be a JSON object"),
         ('{"server_group_list": []}', "a global rank table of several jobs, which is not supported"),
-        ('{"group_list": []}', "a table of the older form whose content"),
+        ('{"group_list": []}', "a table in the older format whose content"),
     ],
 )
 def test_malformed_rank_table_is_refused(text: str, sentence: str) -> None:

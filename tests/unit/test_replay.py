@@ -265,8 +265,11 @@ def test_replay_on_another_machine_is_reported_before_training_begins(train, aga
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"seed": 4}, "step 2: samples, seed and shuffle were (96, 3, True) in the recorded run and are (96, 4, True)"),
-        ({"global_batch": 48}, "step 2: samples of a shard were 3 in the recorded run and are 6"),
+        (
+            {"seed": 4},
+            "step 2: the number of samples, seed and shuffle were (96, 3, True) in the recorded run and are (96, 4",
+        ),
+        ({"global_batch": 48}, "step 2: the samples per shard were 3 in the recorded run and are 6"),
         ({"size": 2}, "a replay runs the program as one worker; leave kungfu-run out"),
         ({"steps": 5}, "ended with exit status 7 when 2 fingerprints of 4, until step 4, had been compared"),
     ],

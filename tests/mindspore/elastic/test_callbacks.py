@@ -280,7 +280,7 @@ def test_option_that_needs_an_elastic_dataset_is_refused(options, sentence):
         ({"lr_rule": 2.0}, TypeError, "lr_rule is 2.0"),
         ({"monitor": "x"}, TypeError, "monitor must be a ms_kungfu.monitoring.Monitor, got 'x'"),
         ({"global_batch_size": 0}, ValueError, "global_batch_size must be an integer of 1 or more, got 0"),
-        ({"averaged": 5}, TypeError, "averaged must be a list of Parameters"),
+        ({"averaged": 5}, TypeError, "`averaged` must be a list of Parameters"),
     ],
 )
 def test_bad_options_are_refused_where_they_are_given(options, error, sentence):

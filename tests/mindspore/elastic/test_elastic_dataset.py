@@ -178,7 +178,7 @@ def test_a_survivor_that_the_others_think_dead_stops(cluster):
     data = ElasticDataset(generator(40), batch_size=4)
     data.driven = cluster
     next(iter(data))
-    with pytest.raises(KungFuError, match="rank 0 is alive but took no part in the step of ranks"):
+    with pytest.raises(KungFuError, match="rank 0 is alive but didn't take part in the step of ranks"):
         data.commit([1])
 
 

@@ -225,7 +225,7 @@ def test_a_part_of_a_split_is_trained_and_no_sample_of_the_other(cluster, seed, 
 def test_a_split_that_draws_needs_a_seed(cluster, seed):
     seed(5489)  # as if it had not been called
     for part in split(40):
-        with pytest.raises(ValueError, match="a RandomSampler below a SequentialSampler .*set_seed"):
+        with pytest.raises(ValueError, match="a RandomSampler before a SequentialSampler .*set_seed"):
             ElasticDataset(part.batch(4))
     epochs = train(cluster, split(40, randomize=False)[1], {1: 2}, epochs=2, global_batch_size=4)[0]
     assert epochs == [collections.Counter(range(20, 40))] * 2
@@ -362,7 +362,7 @@ def test_index_of_a_dataset_that_has_no_fixed_order_is_refused(tmp_path, make, e
         (lambda: ds.GeneratorDataset(Samples(9), ["x"], sampler=iter([1])), TypeError, "a custom sampler"),
         (lambda: ds.GeneratorDataset(Samples(9), ["x"], batch_sampler=[[0, 1]]), TypeError, "per_batch_map"),
         (lambda: ds.TextFileDataset(__file__).batch(3), TypeError, r"indexed\(TextFileDataset\(..., shuffle=False"),
-        (below(ds.DistributedSampler(3, 0)), TypeError, "a DistributedSampler below a SubsetSampler gives"),
+        (below(ds.DistributedSampler(3, 0)), TypeError, "a DistributedSampler before a SubsetSampler gives"),
         (lambda: ds.GeneratorDataset(lambda: iter([]), ["x"]).batch(3), TypeError, r"__getitem__ .*indexed\("),
     ],
 )

@@ -233,7 +233,7 @@ def test_averaged_parameters_can_be_named(averaged, names):
 
 @pytest.mark.parametrize("wrong", ["norm", [1], [ms.Tensor([1])]])
 def test_averaged_values_that_are_no_parameters_are_refused(wrong):
-    with pytest.raises(TypeError, match="averaged must (be a list of|contain only floating-point) Parameters"):
+    with pytest.raises(TypeError, match="`averaged` must (be a list of|contain only floating-point) Parameters"):
         ElasticTraining(nn.Dense(1, 1), averaged=wrong)
 
 

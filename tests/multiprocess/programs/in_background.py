@@ -27,7 +27,7 @@ several = [comm.all_reduce_async(np.float64(k)) for k in range(4)]  # without na
 assert [each.wait() for each in several] == [size * k for k in range(4)]
 pending = comm.all_reduce_async(np.ones(3), name="twice")
 for wrong, error, text in (
-    (lambda: comm.all_reduce_async(np.ones(3), name="twice"), ValueError, '"twice" is under way'),
+    (lambda: comm.all_reduce_async(np.ones(3), name="twice"), ValueError, '"twice" is still running'),
     (lambda: comm.all_reduce_async(np.ones(3), "most", name="other"), ValueError, "op must be one of"),
     (lambda: comm.all_reduce_async(np.array(["a"]), name="other"), TypeError, "can't reduce an array of <U1"),
 ):

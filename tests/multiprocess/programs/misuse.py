@@ -57,7 +57,11 @@ if rank == 0:
     )
     raises(ValueError, f"root {size} is not a rank of a cluster of {size}", lambda: comm.broadcast(x, root=size))
     raises(ValueError, "all_reduce: the name is empty; pass a name", lambda: comm.all_reduce(x, name=""))
-    raises(ValueError, "requires an array with at least one axis, got int64()", lambda: comm.all_gather(1, uneven=True))
+    raises(
+        ValueError,
+        "requires an array with at least one dimension, got int64()",
+        lambda: comm.all_gather(1, uneven=True),
+    )
     raises(TypeError, "complex can't be sent", lambda: comm.all_gather_object([1j]))
     raises(OverflowError, "2**64", lambda: comm.all_gather_object(1 << 64))
     raises(ValueError, "can't be scattered evenly", lambda: comm.reduce_scatter(np.ones(size + 1, np.float32)))
