@@ -1,1 +1,1 @@
-"""kungfu-run: start the workers of a job, give them their shared memory, and clean up after them."""
+"""kungfu-run: start the workers of a job, provide their shared memory, and clean up when they have ended."""

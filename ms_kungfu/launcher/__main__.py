@@ -1,9 +1,9 @@
-"""kungfu-run's entry point. Ctrl-C while its modules load ends it without a traceback."""
+"""The entry point of kungfu-run. If the user presses Ctrl-C while modules are loaded, it ends without a traceback."""
 
 import signal
 import sys
 
-_IS_DEFAULT = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else a caller ignores or handles it
+_IS_DEFAULT = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # if not, the caller ignores or handles it
 if _IS_DEFAULT:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

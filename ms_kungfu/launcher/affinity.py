@@ -26,7 +26,7 @@ def allowed_cores() -> list[int]:
 
 
 def core_count() -> int:
-    """Return how many cores a job may keep busy on this host: the allowed cores, limited by the CPU quota."""
+    """Return how many cores a job may keep busy on this host: the number of allowed cores, limited by the CPU quota."""
     return within_quota(len(allowed_cores()), cpu_quota())
 
 
@@ -39,9 +39,10 @@ def _topology(cpu: int, what: str) -> int:
 
 
 def divide(cores: Sequence[int], workers: int) -> list[list[int]]:
-    """Return each worker's share of the cores: contiguous parts whose sizes differ by at most one core.
+    """Divide the cores among the workers. Return each worker's share.
 
-    If there are more workers than cores, each worker gets one core, and cores are shared evenly.
+    Shares are contiguous, and their sizes differ by at most one core. If there are more workers than cores, each worker
+    gets one core, and each core is used by about the same number of workers.
 
     >>> divide([0, 1, 2, 3, 4], 2)
     [[0, 1, 2], [3, 4]]
@@ -56,9 +57,9 @@ def divide(cores: Sequence[int], workers: int) -> list[list[int]]:
 
 
 def spread(cores: Sequence[int], workers: int, each: int) -> list[list[int]]:
-    """Return `each` cores for each worker, spread as far apart as possible.
+    """Give each worker `each` cores. Return each worker's share. Shares are as far apart as possible.
 
-    If there are too few cores, workers share them evenly. A worker never gets more cores than exist.
+    If there are too few cores, workers share them evenly. A worker never gets more cores than there are.
 
     >>> spread([0, 1, 2, 3, 4, 5], 2, 2)
     [[0, 1], [3, 4]]
@@ -78,14 +79,15 @@ class Shares:
     """The workers' shares of a host's cores."""
 
     cores: Sequence[int]
-    each: int | None  # cores per worker, at every cluster size; None: divide all cores among the workers
+    each: int | None  # the fixed number of cores per worker, or None to divide all cores among the workers
     taken: Collection[int] = ()  # the cores on which other jobs run
 
     def of(self, workers: int) -> list[list[int]]:
-        """Return the share of each of `workers` workers. It consists of free cores if there are enough of them.
+        """Return the share of each of `workers` workers.
 
-        If there are too few free cores, the workers divide all cores if `each` is None. Otherwise they use the free
-        cores and as many taken cores as are still needed.
+        If there are enough free cores, the shares contain only free cores. If there are too few and `each` is None, all
+        cores are divided among the workers. If `each` is set, the workers use the free cores, and as many taken cores
+        as they need in addition.
 
         >>> Shares([0, 1, 2, 3], 1, taken=[0]).of(2)
         [[1], [2]]
@@ -101,9 +103,9 @@ class Shares:
 
 
 def pin(pid: int, cores: Iterable[int]) -> None:
-    """Move all threads of a process and of its descendants to `cores`. Threads that end meanwhile are ignored.
+    """Move all threads of a process and of its descendants to `cores`. Ignore threads that end in the meantime.
 
-    The function repeats until a pass finds no thread to move, because a thread that isn't moved yet may start others.
+    Repeat this until no thread has to be moved, because a thread that hasn't been moved yet may start other threads.
     """
     wanted = set(cores)
     for _ in range(_MAX_PASSES):

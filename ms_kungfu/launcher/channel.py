@@ -1,15 +1,15 @@
 """Exchange messages over connections: between launchers, within a launcher, and between an agent and its workers.
 
-A message is a 4-byte big-endian length, followed by that many bytes of JSON (`wire.messages`). With TLS
-(``KUNGFU_TLS_CERT`` and related variables) the whole message is encrypted. OpenSSL implements TLS, through the runtime
-(`_core.TlsEnd`). A connection that is passed to an inter-host transport keeps its TLS state.
+A message consists of a 4-byte big-endian length and that many bytes of JSON (`wire.messages`). If TLS is used
+(``KUNGFU_TLS_CERT`` and related variables), the whole message is encrypted. The runtime calls OpenSSL for TLS
+(`_core.TlsEnd`). If a connection is passed to an inter-host transport, its TLS state is passed on, too.
 
-The caller sends first. So each end knows from the first byte whether the other end uses TLS. A TLS handshake begins
-with byte 22; an unencrypted message begins with byte 0, the first byte of a short length. If only one end uses TLS, the
-called end sends an unencrypted error message, and both ends report an error.
+The end that opens the connection sends first. So each end learns from the first byte that it receives whether the other
+end uses TLS. A TLS handshake begins with byte 22. An unencrypted message begins with byte 0, because its length is
+small. If only one end uses TLS, the called end sends an unencrypted error message, and both ends report an error.
 
-An unencrypted connection never reads ahead: another owner may take the connection over at the exact byte at which the
-messages end. Bytes that TLS has read ahead are passed on together with the connection.
+An unencrypted connection never reads ahead, because another owner may take the connection over at the exact byte at
+which the messages end. If TLS has read ahead, the new owner gets these bytes together with the connection.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _log = logging.getLogger(__name__)
 MAX_STRANGERS_BYTES = 4 * 1024
 _MAX_BYTES = 8 * 1024 * 1024  # large enough for an environment and a cluster of thousands of workers
 _MAX_QUEUED_BYTES = 4 * _MAX_BYTES
-# A host that is switched off is silent. A running host's kernel answers even if its processes are stopped.
+# A host that is switched off doesn't answer. The kernel of a running host answers even if all processes are stopped.
 _SILENT_S = 10
 TCP_RTO_MAX_MS = 44  # a Linux option that the `socket` module doesn't define
-_HEAR_OUT_S = 1.0  # time for a rejected peer to read the reason
+_HEAR_OUT_S = 1.0  # time for the other end to read why it was rejected
 _PIECE_BYTES = 1 << 16
 _TLS, _CLEAR = 22, 0  # the first byte of a connection
 _SET_IT = "set KUNGFU_TLS_CERT, KUNGFU_TLS_KEY and KUNGFU_TLS_CA on all hosts, or on none"
@@ -59,7 +59,7 @@ class Stream:
         self._socket = connection
         self._loop = asyncio.get_running_loop()
         self.heard = self._loop.time()  # when data was last received
-        self._going = memoryview(b"")  # bytes being sent; `_going_fds` are sent with the first of them
+        self._going = memoryview(b"")  # the bytes that are being sent; `_going_fds` are sent with their first byte
         self._going_fds: Sequence[int] = ()
         self._queue: collections.deque[tuple[memoryview, Sequence[int]]] = collections.deque()
         self._queued = 0
@@ -68,8 +68,8 @@ class Stream:
     def send(self, message: msgspec.Struct) -> None:
         """Send a message without waiting.
 
-        Messages arrive in the order of these calls, or the connection ends. It ends if the other end doesn't read for
-        too long.
+        Messages arrive in the order in which this method was called, unless the connection ends. The connection ends if
+        too much data waits because the other end doesn't read.
         """
         self._enqueue(encode(message))
 
@@ -92,7 +92,7 @@ class Stream:
             self._loop.add_writer(self._socket, self._flush)
             if self._queued + len(self._going) > _MAX_QUEUED_BYTES:
                 self.end()
-        except (OSError, ValueError):  # the socket, TLS
+        except (OSError, ValueError):  # an error of the socket or of TLS
             self.end()
         except Exception as error:  # this is a callback of the event loop, where an exception would end the job
             _log.error(
@@ -110,7 +110,7 @@ class Stream:
         return self._socket.send(self._going)
 
     def _is_idle(self) -> bool:
-        """Return whether there is nothing more to send, or nothing more can be sent."""
+        """Return whether there is nothing left to send, or nothing that can be sent."""
         return not self._going and not self._queue
 
     async def flushed(self) -> None:
@@ -121,8 +121,8 @@ class Stream:
     async def hear_out(self) -> None:
         """Let the other end read why its connection was rejected, before the connection is closed.
 
-        If a socket is closed while received bytes are unread, the kernel discards data that was sent last, here the
-        reason.
+        Without this, the reason could be lost: if a socket is closed while received bytes are unread, the kernel
+        discards the data that was sent last.
         """
         if self._ended:
             return
@@ -154,7 +154,7 @@ class Stream:
         return bytes(data)
 
     async def _piece(self, most: int) -> bytes:
-        """Return between 1 and `most` bytes. Raises ConnectionError if the connection has ended."""
+        """Receive at least 1 and at most `most` bytes. Raises ConnectionError if the connection has ended."""
         piece = await self._received(most)
         if not piece:
             raise ConnectionError("the connection was closed")
@@ -204,7 +204,10 @@ class Channel(Stream):
         return str(self._socket.getsockname()[0])
 
     def set_silence(self, seconds: float | None) -> None:
-        """Set for how many seconds the other host's kernel may not answer; None: the default time."""
+        """Set after how many seconds without an answer from the other host's kernel the connection ends.
+
+        If `seconds` is None, the kernel's defaults apply.
+        """
         if self._socket.fileno() >= 0:
             _notice_the_end(self._socket, seconds)
 
@@ -219,7 +222,7 @@ class Channel(Stream):
         return len(self._going) > 0
 
     def _is_idle(self) -> bool:
-        # Until TLS is established, no messages are sent; TLS can't be established unless a task receives.
+        # No message can be sent before TLS is established, and TLS is only established while some task is receiving.
         stuck = self.tls is not None and not self.tls.is_established
         return not self._going and (stuck or not self._queue)
 
@@ -264,10 +267,11 @@ class Channel(Stream):
             raise ProtocolError(why)
 
     def detach(self, silent_s: float | None) -> int:
-        """Return the socket's descriptor. The caller now owns the descriptor and `tls`.
+        """Return the socket's descriptor. From now on, the caller owns the descriptor and `tls`.
 
-        No task may be receiving, and no data may be left to send. A transport's thread reads continuously, so data that
-        stays unsent for `silent_s` seconds means that the other end is stopped or unreachable.
+        Call this only if no task is receiving, and no data is left to send. The connection ends if the other end
+        accepts no data for `silent_s` seconds. A transport's thread reads all the time, so in that case the other end
+        is stopped or unreachable.
         """
         self._loop.remove_writer(self._socket)
         _notice_the_end(self._socket, silent_s)
@@ -276,15 +280,16 @@ class Channel(Stream):
 
 
 class WorkerChannel(Stream):
-    """A connection between a host's agent and one of its workers, over a Unix socket. Messages carry file descriptors.
+    """A connection between a host's agent and one of its workers over a Unix socket.
 
-    Raises ProtocolError if the other end isn't a process of this user. `pid`: the process at the other end.
+    Messages can carry file descriptors. `pid`: the ID of the process at the other end. Raises ProtocolError if that
+    process belongs to another user.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.pid = check_same_user(connection)
         super().__init__(connection)
-        self._fds: list[int] = []  # received with the latest data
+        self._fds: list[int] = []  # the descriptors that have arrived with the bytes of the current message
 
     def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
         """Send a message with file descriptors. The caller still owns `fds`."""
@@ -311,7 +316,7 @@ class WorkerChannel(Stream):
         return sent
 
     async def receive_with_fds(self, reads: Reads[T], limit: int) -> tuple[T, list[int]]:
-        """Return the next message and the descriptors that came with it. The caller owns the descriptors."""
+        """Return the next message and the descriptors that it carries. The caller then owns the descriptors."""
         try:
             message = await self.receive(reads, limit)
         except BaseException:
@@ -352,16 +357,16 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 class LocalChannel:
-    """One end of a connection within this process. It can't be interrupted and requires no authentication.
+    """One end of a connection within this process. The connection can't break, and needs no authentication.
 
-    Messages are copied, as they are between hosts.
+    Both ends have their own copies of a message, as they do between hosts.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self.heard = self._loop.time()
         self._other: LocalChannel = self
-        self._waiting: asyncio.Future[None] | None = None  # the receiver
+        self._waiting: asyncio.Future[None] | None = None  # wakes the task that waits for a message
         self._inbox: collections.deque[bytes] = collections.deque()
         self._ended = False
 
@@ -372,10 +377,13 @@ class LocalChannel:
         return one, other
 
     def set_silence(self, seconds: float | None) -> None:
-        """Do nothing: a process can always reach itself."""
+        """Do nothing, because a process can always reach itself."""
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send a message without waiting. Messages arrive in the order of these calls until the connection ends."""
+        """Send a message without waiting.
+
+        Until the connection ends, messages arrive in the order in which this method was called.
+        """
         if not self._ended:
             self._other._inbox.append(encode(message))
             self._other._wake()
@@ -385,7 +393,7 @@ class LocalChannel:
             self._waiting.set_result(None)
 
     async def flushed(self) -> None:
-        """Do nothing: all data has already arrived."""
+        """Do nothing, because all messages have already arrived."""
 
     async def receive(self, reads: Reads[T]) -> T:
         """Return the next message.
@@ -403,7 +411,7 @@ class LocalChannel:
         return reads(self._inbox.popleft())
 
     def end(self) -> None:
-        """End the connection. Receivers on both ends get the messages that were sent before, then the end."""
+        """End the connection. Receivers on both ends first get the messages that were sent before, then an error."""
         for each in (self, self._other):
             each._ended = True
             each._wake()
@@ -412,13 +420,13 @@ class LocalChannel:
 
 
 def _notice_the_end(connection: socket.socket, seconds: float | None) -> None:
-    """End a connection if the other host's kernel doesn't answer for `seconds`.
+    """Make the kernel end a connection if the other host's kernel doesn't answer for `seconds`.
 
-    An outage shorter than `seconds` by at least one second doesn't end the connection.
+    An outage that is at least one second shorter than `seconds` doesn't end the connection.
 
-    The kernel checks the time since the last answer only before it sends another probe, so it must probe often: once a
-    second, even if data is unacknowledged. For unacknowledged data TCP doubles the time between probes, unless Linux is
-    6.15 or newer, which can limit that time.
+    The kernel checks the time since the last answer only before it sends another probe. So it must send a probe once
+    per second, even if data is unacknowledged. For unacknowledged data, TCP doubles the time between probes. Linux 6.15
+    and newer can limit that time.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0 if seconds is None else 1)
@@ -429,7 +437,7 @@ def _notice_the_end(connection: socket.socket, seconds: float | None) -> None:
     ):  # fmt: skip
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
     with contextlib.suppress(OSError):
-        connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)  # the minimum
+        connection.setsockopt(socket.IPPROTO_TCP, TCP_RTO_MAX_MS, 1000)  # Linux allows no smaller value
 
 
 AnyChannel = Union[Channel, LocalChannel]

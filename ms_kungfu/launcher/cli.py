@@ -43,18 +43,19 @@ _COMMANDS = {
     "trace": trace,
 }  # fmt: skip
 _SWITCH_INTERVAL_S = 5e-4
-_LEAST_DESCRIPTORS = 32  # for the launcher and one worker
-_LIKENESS = 0.8  # of a word to a command that was probably meant
+_LEAST_DESCRIPTORS = 32  # enough for the launcher and one worker
+_LIKENESS = 0.8  # a word that is at least this similar to a command is probably a misspelled command
 _NEVER = logging.CRITICAL + 1
-_MAX_LOG_LINES = 10_000  # of -logfile, before its disk must have accepted some
-_LOG_CLOSE_S = 1.0  # time for its last lines
+_MAX_LOG_LINES = 10_000  # lines that may wait to be written to the file of -logfile
+_LOG_CLOSE_S = 1.0  # time to write the last lines to that file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
-    Returns: The exit status of the first worker that failed (128 + n for signal n). 124 after -timeout, 128 + n if
-    interrupted by signal n, 2 for a wrong command line, 1 if the job can't start, otherwise 0.
+    Returns: The exit status. If a worker has failed, that is the status of the first worker that failed (128 + n if
+    signal n killed it). It is 124 after -timeout, 128 + n if signal n interrupted the job, 2 for a wrong command line,
+    and 1 if the job can't start. Otherwise, it is 0.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in _COMMANDS:
@@ -66,9 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _early_log():
             wanted = parse_command_line(words)
         if isinstance(wanted, EngineRequest):
-            # A separate program, which starts the kungfu-run of each node.
+            # A separate program starts kungfu-run on each node.
             os.execv(sys.executable, [sys.executable, "-m", f"ms_kungfu.{wanted.engine}", *words])
-        # This runs before the supervisor is forked, because the supervisor has to know the program.
+        # A joining host asks for the job's program before it forks the supervisor, which has to know the program.
         return _run(ask(wanted) if isinstance(wanted, JoinRequest) else wanted)
     except UsageError as error:
         return failed(PROGRAM, error, 2)
@@ -88,9 +89,9 @@ def _run(options: Options) -> int:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
-    if options.in_slurm:  # Slurm sends the signal to all processes of the step, and by default it kills the workers
+    if options.in_slurm:  # Slurm sends SIGUSR1 to all processes of the step, and by default SIGUSR1 kills the workers
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    # Forked before any thread exists, and before the imports below, so that the supervisor stays small.
+    # Fork the supervisor before any thread exists, and before the imports below, so that it stays small.
     supervisor = Supervisor.fork(options.command)
     try:
         from ms_kungfu.launcher.agent.agent import Agent
@@ -99,7 +100,8 @@ def _run(options: Options) -> int:
 
         set_process_name(PROGRAM)
         raise_descriptor_limit()  # after the fork, so that the workers keep the user's limit
-        # During a change, every worker waits until all are answered. Python's default interval of 5 ms is too long.
+        # During a change of the cluster, each worker waits until the launcher has answered all workers. For that,
+        # Python's default switch interval of 5 ms is too long.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         _create_log_folder(options.logdir)
         output = Output(
@@ -108,7 +110,7 @@ def _run(options: Options) -> int:
         )  # fmt: skip
         _set_up_log(options, output)
         if options.size == 1 and "-np" in options.command:
-            _log.warning("misuse: check=flags flag=-np. The program gets this flag; kungfu-run has its flags before it")
+            _log.warning("misuse: check=flags flag=-np. The program gets this flag; put kungfu-run's flags before it")
         try:
 
             async def main() -> int:
@@ -126,7 +128,7 @@ def _run(options: Options) -> int:
 
 
 def _create_log_folder(folder: Path | None) -> None:
-    """Create the folder of -logdir; RefusedError if it can't be written."""
+    """Create the folder of -logdir. Raise RefusedError if the folder can't be written."""
     try:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +139,7 @@ def _create_log_folder(folder: Path | None) -> None:
 
 
 class _ToOutput(logging.Handler):
-    """Write the launcher's log to stderr, in order with the output of the workers."""
+    """Write the launcher's log to stderr, in the right order among the output of the workers."""
 
     def __init__(self, output: Output) -> None:
         super().__init__()
@@ -150,9 +152,9 @@ class _ToOutput(logging.Handler):
 class _ToFile(logging.Handler):
     """Write the launcher's log to the file of -logfile, in a separate thread.
 
-    A hung disk, a stopped terminal or a pipe whose reader is too slow blocks only that thread. `emit` never waits: the
-    queue is bounded. If a write fails or the queue is full, the launcher logs the failure once, and the job continues
-    without the file. (`test_logfile_on_a_stopped_terminal_blocks_no_signal`.)
+    A hung disk, a stopped terminal or a pipe with a slow reader blocks only that thread. `emit` never waits, and the
+    queue of lines is bounded. If a write fails or the queue is full, the launcher reports the failure once, and the job
+    continues without the file. (`test_logfile_on_a_stopped_terminal_blocks_no_signal`.)
     """
 
     def __init__(self, path: Path, output: Output) -> None:
@@ -187,7 +189,7 @@ class _ToFile(logging.Handler):
     def _give_up(self, error: str) -> None:
         if self.level != _NEVER:
             self.setLevel(_NEVER)
-            self._output.say(f"{PROGRAM}: {self._path} is given up, the job goes on without it: {error}")
+            self._output.say(f"{PROGRAM}: {self._path} can't be written; the job goes on without it: {error}")
 
 
 def _formatter(prefix: str = "") -> logging.Formatter:
@@ -212,7 +214,7 @@ def _set_up_log(options: Options, output: Output) -> None:
     log.propagate = False
     screen = _ToOutput(output)
     screen.setFormatter(_formatter())
-    # Errors are always printed: with -q, too, the user has to know why the job has ended.
+    # Always print errors, even with -q, because the user has to know why the job has ended.
     screen.setLevel(logging.ERROR if options.quiet or options.logfile else logging.INFO)
     if has_line(options, output):
         screen.addFilter(lambda record: record.levelno > logging.INFO or not record.msg.startswith(SHOWN_IN_LINE))

@@ -24,13 +24,13 @@ from ms_kungfu.launcher.status_command import readable
 from ms_kungfu.launcher.status_socket import jobs_by_launcher
 
 _MAX_TRIES = 10
-_LOOK_S = 2.0  # how long to wait for the answer of a job
+_LOOK_S = 2.0  # time limit for a job's answer
 
 
 def resize(arguments: Sequence[str]) -> int:
     """Resize a running job.
 
-    Exit status: 0 if the config server has the new size, 1 if the write fails, 2 for a wrong command line.
+    Exit status: 0 if the config server has the new size, 1 if it couldn't be written, 2 for a wrong command line.
     """
 
     return _main(
@@ -44,7 +44,7 @@ def resize(arguments: Sequence[str]) -> int:
 
 
 def write_size(store: ClusterStore, size: int) -> str:
-    """Write the size to the cluster store, as ``kungfu-run resize SIZE`` does, and return the message for the user.
+    """Write the size to the cluster store, as ``kungfu-run resize SIZE`` does. Return the message for the user.
 
     Raises ConfigServerError or ValueError.
     """
@@ -55,15 +55,15 @@ def _resized(cluster: Cluster, size: int, given: range | None) -> Cluster | str:
     if cluster.size == size:
         return f"nothing to do: cluster version {cluster.version} has {counted(size, 'worker')} already"
     first = min(worker.port for worker in cluster.workers)
-    if first in WORKER_PORTS:  # an earlier slot may be free, e.g. the slot of rank 0 with --msrun
+    if first in WORKER_PORTS:  # a lower port may be free, for example the port of rank 0 with --msrun
         first = WORKER_PORTS[0]
     return cluster.resized(size, given or range(first, min(first + 1000, 65535) + 1))
 
 
 def write_without(store: ClusterStore, rank: int, peer: str = "") -> str:
-    """Write a cluster without the rank, as ``kungfu-run evict RANK`` does, and return the message for the user.
+    """Write a cluster without the rank, as ``kungfu-run evict RANK`` does. Return the message for the user.
 
-    `peer`: the worker that must have this rank; "" for any worker.
+    `peer`: the peer ID that the worker with this rank must have. "" allows any worker.
 
     Raises ConfigServerError or ValueError.
     """
@@ -71,10 +71,11 @@ def write_without(store: ClusterStore, rank: int, peer: str = "") -> str:
 
 
 def _without(rank: int, peer: str = "") -> Callable[[Cluster], Cluster | str]:
-    """Return a function that returns the next cluster.
+    """Return a function that takes the current cluster and returns the next one.
 
-    The first cluster decides which worker leaves. If another client writes a version in between, the rank may be that
-    of another worker. (`test_evicted_worker_stays_the_same_if_ranks_shift`.)
+    The function may be called again if another client has written a cluster first. It then removes the worker that had
+    the rank in its first call, even if another worker has the rank by now.
+    (`test_evicted_worker_stays_the_same_if_ranks_shift`.)
     """
     leaver: PeerID | None = None
 
@@ -123,8 +124,8 @@ def _main(
 ) -> int:
     """Run a command.
 
-    `change(the command's number, -port-range)` returns a function of the present cluster. That function returns the
-    cluster to write, or a message why there is nothing to do.
+    `change(number, port_range)` returns a function that takes the current cluster. That function returns the cluster to
+    write, or a message that says why there is nothing to do.
     """
     program = f"kungfu-run {command}"
     parser = FlagParser(
@@ -174,7 +175,7 @@ def _main(
             raise UsageError(f"-config-server: {error}") from None
         if secret is None and store.needs_secret:
             raise UsageError(
-                f"no secret for {url}: no config server of this user has left one here; is the job running? "
+                f"no secret for {url}: no config server of this user has written one here; is the job running? "
                 "For a job of another user or machine give -secret-file or set KUNGFU_JOB_SECRET"
             )
         number, ports = int(words[0]), getattr(flags, "port_range", None)
@@ -203,16 +204,17 @@ def _main(
 
 
 def _url_of_job(program: str, pid: int | None) -> str:
-    """Return the config server URL of the job of launcher `pid`, or of the user's only job on this machine.
+    """Return the URL of a job's config server. The job is that of launcher `pid`, or the user's only job here.
 
-    A job that can't change counts, too: the user may mean that job, and the command must not change another one.
+    A job that can't be resized counts as a job, too. The user may mean that job, and the command must not change
+    another one instead.
     """
     jobs = _jobs_of_this_user(pid)
     if not jobs:
         raise UsageError(
             f"no job of this user runs here; start one with {PROGRAM} -w, or give the URL of its config server"
             if pid is None
-            else f"process {pid} is no {PROGRAM} of this user here; kungfu-run status lists the jobs"
+            else f"process {pid} isn't a {PROGRAM} of this user on this machine; kungfu-run status lists the jobs"
         )
     if len(jobs) > 1:
         listed = "".join(f"\n  {_listed(each, job)}" for each, job in jobs)
@@ -240,16 +242,19 @@ def _listed(pid: int | None, job: Mapping[str, Any]) -> str:
 
 
 def _jobs_of_this_user(pid: int | None) -> list[tuple[int | None, dict[str, Any]]]:
-    """Return the jobs here with their launchers' process IDs; None for a config server whose launcher isn't here."""
+    """Return the process ID of the launcher, and the status, of each job of this user on this machine.
+
+    The process ID is None if only the job's config server runs here, but no launcher.
+    """
     found: dict[Any, tuple[int | None, dict[str, Any]]] = {}
     for each, answer in jobs_by_launcher(_LOOK_S, pid):
         document = readable(answer)
-        found.setdefault(document.get("job") or each, (each, document))  # a job may have several launchers here
+        found.setdefault(document.get("job") or each, (each, document))  # several launchers may belong to one job
     if pid is None:
         known = [job["config_server"] for _, job in found.values() if job.get("config_server")]
         have_answered = all("error" not in job for _, job in found.values())
         for url in servers_of_this_user() if have_answered else ():
-            with contextlib.suppress(ConfigServerError):  # the server was killed, and its secret file remains
+            with contextlib.suppress(ConfigServerError):  # the server was killed and has left its secret file
                 if not any(is_same_server(url, own) for own in known) and open_store(url, timeout_s=_LOOK_S).get():
                     found[url] = None, {"config_server": url}
     return list(found.values())
@@ -266,7 +271,7 @@ def _write(store: ClusterStore, next_cluster: Callable[[Cluster], Cluster | str]
         try:
             written = store.put(wanted)
         except StaleVersionError:
-            continue  # the job or another client has changed the store first
+            continue  # the job or another client has written a cluster in the meantime
         change = f"{cluster.size} -> {counted(written.size, 'worker')}"
         joining = [str(worker) for worker in written.workers if worker not in cluster.workers]
         leavers = [str(worker) for worker in cluster.workers if worker not in written.workers]

@@ -1,8 +1,8 @@
-"""Connect the launchers of a job's hosts: call another launcher, and serve calls.
+"""Connect the launchers of a job's hosts: call another launcher, and serve calls from other launchers.
 
-First both ends prove that they know the job's secret (`handshake`). With TLS the handshake runs inside the encrypted
-connection. Each end shows a certificate that the CA has signed. The certificate of the called end must match the name
-or address that was called.
+On each connection, both ends first prove that they know the job's secret (`handshake`). If TLS is used, this happens
+inside the encrypted connection. For TLS, each end presents a certificate that the CA has signed. The certificate of the
+called end must match the name or address that was called.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_MAX_TOLD = 256  # the most sources of unauthenticated clients that are logged
+_MAX_TOLD = 256  # the maximum number of addresses for which rejected connections are logged
 _CALL_RETRY_S = 0.2
-# The caller must report a packet that is never answered. The kernel sends the packet three times within this time.
+# If no packet is answered, the caller has to report that. Within this time, the kernel sends the first packet 3 times.
 _CONNECT_S = 5.0
-_SOMEBODY = "another listener"  # sends too little to be a launcher
+_SOMEBODY = "another listener"  # a program that answers, but not like a launcher
 
 
 class RefusedError(Exception):
-    """The other end has rejected this end, or isn't the expected launcher. The message is for the user."""
+    """The other end has rejected this end, or isn't the launcher that this end expects. The message is for the user."""
 
 
 class NoAnswerError(OSError):
-    """No launcher answers at the address. `why`: the last error that is more specific than a timeout."""
+    """No launcher answers at the address. `why`: the last error that says more than that a time limit is over."""
 
     def __init__(self, host: str, port: int, why: str) -> None:
         super().__init__(f"no answer from {host}:{port}: {why}")
@@ -47,19 +47,20 @@ class NoAnswerError(OSError):
 
 
 def reason_of(error: Exception, before: str = "") -> str:
-    """Return briefly why a call failed.
+    """Return a short reason for the failure of a call.
 
-    `before`: the reason for the previous failure. It is more specific if a time limit cut this call short.
+    `before`: the reason for the failure of the previous call. It is returned if this call only failed because of a time
+    limit, because it says more than that.
     """
     number = getattr(error, "errno", None) or 0  # error codes of name resolution are negative
     return os.strerror(number) if number > 0 else str(error) or before or "timed out"
 
 
 def remedy_for(why: str, port: int) -> str:
-    """Return what the user should check if a called host doesn't answer because of `why`."""
+    """Return what the user should check if a host doesn't answer a call. `why`: the reason from `reason_of`."""
     if why.startswith(_SOMEBODY):
         return f"does another program use port {port} there? -port sets another port, the same on all hosts"
-    return f"is {PROGRAM} started there, and port {port} open?"
+    return f"is {PROGRAM} running there, and is port {port} open?"
 
 
 async def addresses_of(machine: Machine, host: str, port: int) -> list[tuple[int, Any]]:
@@ -88,10 +89,11 @@ async def call(
     timeout_s: float,
     on_trouble: Callable[[str], None] = _ignore,
 ) -> Channel:
-    """Connect this host, `own`, to another host's launcher. Both ends have proved that they know the secret.
+    """Connect this host, `own`, to another host's launcher.
 
-    If no launcher answers, or the launcher is overloaded, this retries for `timeout_s` seconds and passes each reason
-    to `on_trouble`.
+    When this function returns, both ends have proved that they know the secret. If no launcher answers, or the launcher
+    is overloaded, this function retries for `timeout_s` seconds, and passes the reason for each failure to
+    `on_trouble`.
 
     Raises:
         NoAnswerError: no launcher has answered within `timeout_s`.
@@ -135,7 +137,7 @@ async def call_once(machine: Machine, own: str, host: str, port: int, secret: by
         except BaseException:
             connection.close()
             raise
-        # A link-local address may be followed by the interface.
+        # A link-local address may contain the name of an interface after "%".
         channel = Channel(connection, _tls_end(machine.tls, False, host.partition("%")[0]))
         try:
             await within(HANDSHAKE_S, prove(channel, secret))
@@ -149,7 +151,7 @@ async def call_once(machine: Machine, own: str, host: str, port: int, secret: by
         except (OSError, ProtocolError):
             channel.close()
             raise
-        # any other message from the other end: reject the connection, as for a malformed message
+        # A message has caused an error that isn't expected. Reject the connection, as after a malformed message.
         except Exception as error:
             channel.close()
             _log.error(
@@ -174,8 +176,8 @@ def _tls_end(context: TlsContext | None, called: bool, name: str) -> TlsEnd | No
 class ControlServer(Server[AnyChannel]):
     """Listen on this host's address from `start` to `close`.
 
-    `serve` gets each connection that is authenticated, and each connection within this process. It returns whether
-    another owner has taken the connection over.
+    `serve` is called with each authenticated connection, and with each connection within this process. It returns
+    whether another owner has taken the connection over.
     """
 
     def __init__(
@@ -185,14 +187,14 @@ class ControlServer(Server[AnyChannel]):
         serve: Callable[[AnyChannel], Awaitable[bool]],
         then: Callable[[], str] = str,
     ) -> None:
-        """Create the server. `then`: what follows a rejected connection, for the log line."""
+        """Create the server. `then()` returns what happens after a connection was rejected, as text for a log line."""
         super().__init__(secret, BETWEEN_HOSTS)
         self._machine, self._serve_one, self._then = machine, serve, then
         self._tls: TlsContext | None = None
         self._logged: set[str] = set()  # sources of rejected connections
 
     async def start(self, host: str, port: int) -> None:
-        """Start listening. Raises OSError if the address can't be bound, and ValueError if TLS isn't possible."""
+        """Start listening. Raises OSError if the address can't be used, and ValueError if TLS isn't possible."""
         self._tls = self._machine.tls
         family, address = (await addresses_of(self._machine, host, port))[0]
         listening = self._machine.make_socket(family)
@@ -206,7 +208,7 @@ class ControlServer(Server[AnyChannel]):
         self.listen(listening)
 
     def call_itself(self) -> LocalChannel:
-        """Return a connection within this process. It doesn't depend on a network address."""
+        """Return a connection from this launcher to itself. It stays within the process and uses no network."""
         ours, theirs = LocalChannel.pair()
         self.serve_within(theirs, "this host")
         return ours
@@ -224,7 +226,7 @@ class ControlServer(Server[AnyChannel]):
         _log.warning('connection ended: from=%s error="%s"', source, error)
 
     def _rejected(self, source: str, error: Exception) -> None:
-        """Log why a connection was rejected, once per source."""
+        """Log why a connection was rejected, once per source address."""
         if source in self._logged or len(self._logged) >= _MAX_TOLD:
             return
         self._logged.add(source)

@@ -1,7 +1,8 @@
 """Print how many milliseconds oneDNN needs for a small convolution.
 
-`cpu_isa` starts this program. Its argument is the path of MindSpore's libdnnl.so. It imports neither MindSpore nor
-ms_kungfu, because either import takes seconds. It prepares the convolution at each launch, as MindSpore's kernel does.
+`cpu_isa` starts this program, with the path of MindSpore's libdnnl.so as its argument. The program imports neither
+MindSpore nor ms_kungfu, because each import takes seconds. It prepares the convolution at each launch, as MindSpore's
+kernel does.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ def _sizes(*sizes: int) -> ctypes.Array[ctypes.c_int64]:
 
 
 def milliseconds(path: str) -> float:
-    """Return the time of the fastest launch. Raises OSError or RuntimeError if the library can't be measured."""
+    """Return the time of the fastest launch, in milliseconds.
+
+    Raises OSError or RuntimeError if the library can't be loaded or reports an error.
+    """
     library = ctypes.CDLL(path)
 
     def make(name: str, *arguments: object) -> ctypes.c_void_p:
@@ -75,5 +79,5 @@ def milliseconds(path: str) -> float:
 
 
 if __name__ == "__main__":
-    signal.alarm(LIMIT_S)  # takes effect even if the launcher is killed
+    signal.alarm(LIMIT_S)  # ends this process even if the launcher is killed
     print(milliseconds(sys.argv[1]))

@@ -1,19 +1,21 @@
 """Claim cores for a launcher's job, so that the jobs of one user on one machine use different cores.
 
-Byte N of a file in the user's runtime folder stands for core N. A launcher holds a read lock on the bytes of its
-workers' cores. So a query finds the cores of all other launchers, and several launchers may share a core.
+Byte N of a file in the user's runtime folder stands for core N. A launcher holds read locks on the bytes that stand for
+its workers' cores. So a query finds the cores of all other launchers. Because the locks are read locks, several
+launchers may hold the same core.
 
-1. A killed launcher leaves no lock: the kernel releases the locks of an open file when its last descriptor is closed.
-   The launcher opens the file after it has forked its supervisor, and workers don't inherit the descriptor.
-   (`test_killed_launcher_releases_its_cores`.)
+1. A killed launcher leaves no lock, because the kernel releases the locks of an open file when the file's last
+   descriptor is closed. The launcher opens the file after it has forked its supervisor, and workers don't inherit the
+   descriptor. (`test_killed_launcher_releases_its_cores`.)
 
-2. If two launchers start at the same moment, the second one sees the claim of the first one: each holds a lock on the
-   whole file from its query until it has claimed the cores of its first workers. The controller computes these cores
-   with the same function (`Shares.of`) from the same input. (`test_launchers_at_one_moment_take_different_cores`.)
+2. If two launchers start at the same moment, the second one sees the claim of the first one. Each launcher locks the
+   whole file before its query, until it has claimed the cores of its first workers. The controller computes these
+   cores with the same function (`Shares.of`) from the same input.
+   (`test_launchers_at_one_moment_take_different_cores`.)
 
-3. A stopped launcher that holds the lock delays another launcher by at most `_LOCK_S`. After that, two jobs may share
-   cores. Two jobs that grow at the same moment may share cores, too, because a change of the cluster uses the result
-   of the latest query. The launcher logs a warning if its workers get the cores of another job.
+3. If a stopped launcher holds the lock of the whole file, another launcher waits for at most `_LOCK_S`. After that, two
+   jobs may share cores. Two jobs that grow at the same moment may share cores, too, because a change of the cluster
+   uses the result of the latest query. The launcher logs a warning if its workers get the cores of another job.
 """
 
 from __future__ import annotations
@@ -40,18 +42,18 @@ _FLOCK = struct.Struct("hhqqi4x")
 
 
 class CoreClaims:
-    """The cores of one job on this host, claimed for as long as this object exists. Used in the agent's event loop.
+    """The cores that a job has claimed on this host. The claim ends with this object. Use it in the agent's event loop.
 
-    `allowed` returns the cores that this process may use. `quota` returns the limit of its control group.
-    `directories`: candidate folders for the file; the first usable folder is used. Without a usable folder, other jobs'
-    cores are unknown.
+    `allowed()` returns the cores that this process may use. `quota()` returns the limit of the process's control group.
+    `directories`: folders in which the file may be; the first usable folder is used. If no folder is usable, the cores
+    of other jobs are unknown.
     """
 
     def __init__(
         self, allowed: Callable[[], list[int]], quota: Callable[[], float | None], directories: Iterable[Path]
     ) -> None:
         self._allowed, self._quota = allowed, quota
-        # Containers with a quota don't see each other's locks. A random start spreads them over the cores.
+        # Containers with a CPU quota don't see each other's locks. A random first core spreads them over the cores.
         self._first = random.randrange(1 << 16)
         self._claimed: set[int] = set()
         self._has_warned = False
@@ -63,7 +65,7 @@ class CoreClaims:
                 break
 
     def begin(self, each: int | None, workers: int) -> tuple[list[int], tuple[int, ...]]:
-        """Claim the cores of this host's first workers. Return the same values as `look`."""
+        """Claim the cores of the first workers on this host. Return the same values as `look`."""
         with self._alone():
             cores, taken = self.look()
             if workers:
@@ -71,14 +73,17 @@ class CoreClaims:
         return cores, taken
 
     def look(self) -> tuple[list[int], tuple[int, ...]]:
-        """Return the cores for the job, limited by the quota, and those of them that other jobs have claimed."""
+        """Return the cores that the job may use, and the cores among them that other jobs have claimed.
+
+        The quota limits the number of cores.
+        """
         allowed = self._allowed()
         taken = self._taken(allowed)
         cores = within(allowed, taken, within_quota(len(allowed), self._quota()), self._first)
         return cores, tuple(core for core in cores if core in taken)
 
     def extend(self, cores: Collection[int]) -> None:
-        """Claim the cores of an additional worker. Log a warning once if another job has claimed one of them."""
+        """Claim the cores of an additional worker. If another job has claimed one of them, log a warning once."""
         self._claim(self._claimed.union(cores))
         shared = self._taken(cores) if not self._has_warned else ()
         if shared:
@@ -86,7 +91,7 @@ class CoreClaims:
             _log.warning('cores shared: cpus=%s reason="other jobs of this user run on these"', _listed(shared))
 
     def narrow(self, cores: Collection[int]) -> None:
-        """Release all cores except `cores`."""
+        """Release all claimed cores except `cores`."""
         self._claim(set(cores))
 
     # ---- the file ----
@@ -94,7 +99,7 @@ class CoreClaims:
     def _taken(self, cores: Collection[int]) -> set[int]:
         if self._file is None:
             return set()
-        # F_OFD_GETLK returns only one of several locks, so each core needs its own query.
+        # F_OFD_GETLK returns only one lock even if there are several, so each core needs its own query.
         return {core for core in cores if self._lock(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, core) != fcntl.F_UNLCK}
 
     def _claim(self, cores: set[int]) -> None:
@@ -105,9 +110,9 @@ class CoreClaims:
         self._claimed = cores
 
     def _lock(self, command: int, kind: int, core: int) -> int:
-        """Call fcntl(2) for one core.
+        """Call fcntl(2) for the byte of one core.
 
-        Returns: The kind of lock in the answer, or F_UNLCK if the system doesn't support these locks.
+        Returns: The kind of lock in the kernel's answer, or F_UNLCK if the system doesn't support these locks.
         """
         if self._file is None:
             return fcntl.F_UNLCK
@@ -131,9 +136,10 @@ class CoreClaims:
 
 
 def within(allowed: Sequence[int], taken: Collection[int], count: int, first: int) -> list[int]:
-    """Return `count` of the `allowed` cores in their order, and prefer free cores to taken cores.
+    """Choose `count` of the `allowed` cores, and return them in the order of `allowed`.
 
-    If not all cores are needed, the choice begins at index `first` (modulo the number of cores) and wraps around.
+    Free cores are preferred to taken cores. If not all cores are needed, the choice begins at index `first` (modulo the
+    number of cores) and wraps around.
 
     >>> within([0, 1, 2, 3], {0}, 2, 7)
     [1, 3]

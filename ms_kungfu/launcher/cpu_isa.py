@@ -1,9 +1,9 @@
-"""Choose the widest vector instructions that MindSpore's convolutions may use, equal for all workers of a job.
+"""Choose the widest vector instructions that MindSpore's convolutions may use, the same for all workers of a job.
 
-oneDNN prepares a convolution at each launch. With AVX-512 the preparation can take 50 times as long as with AVX2
-(docs/troubleshooting.md). ``-cpu-isa auto`` measures both, once for each processor and MindSpore version, and keeps the
-result in the user's cache. Each host reports its level when it registers. The controller limits all workers to the
-lowest level of all hosts.
+oneDNN prepares a convolution at each launch. With AVX-512, the preparation can take 50 times as long as with AVX2
+(docs/troubleshooting.md). ``-cpu-isa auto`` measures both once for each processor and MindSpore version, and stores the
+result in the user's cache. Each host reports its level when it registers with the controller. The controller limits all
+workers to the lowest level of all hosts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from ms_kungfu.launcher.wire.messages import CpuIsa
 _log = logging.getLogger(__name__)
 AUTO, NATIVE = "auto", "native"
 NARROW = "AVX2"
-_MUCH_SLOWER = 3  # factor; narrower instructions cost far less than this elsewhere
-_CPUINFO_BYTES = 8192  # covers the first processor; reading the text of hundreds of processors is slow
+_MUCH_SLOWER = 3  # a factor; narrower instructions slow other programs down by far less than this
+_CPUINFO_BYTES = 8192  # enough for the first processor; reading the text for hundreds of processors is slow
 _OF_THE_PROCESSOR = ("vendor_id", "cpu family", "model", "stepping", "microcode", "flags")
 _LOCK_S = 2.0 * convolution.LIMIT_S  # long enough for another process to finish its measurement
 _DAY_S = 86400.0
@@ -44,14 +44,17 @@ class NotMeasuredError(Exception):
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of a small convolution: with all vector instructions of the processor, and with at most `NARROW`."""
+    """The time of a small convolution in milliseconds.
+
+    `wide`: with all vector instructions of the processor. `narrow`: with at most the instructions in `NARROW`.
+    """
 
     wide: float
     narrow: float
 
     @property
     def is_much_slower(self) -> bool:
-        """Return whether convolutions are much slower with all instructions."""
+        """Return whether convolutions are much slower with all vector instructions than with narrower ones."""
         return self.wide > _MUCH_SLOWER * self.narrow
 
     def __str__(self) -> str:
@@ -62,10 +65,9 @@ class Times:
 
 
 def settle(hosts: Mapping[str, CpuIsa | None]) -> str | None:
-    """Return the limit of the vector instructions for all workers, or None if there is no limit. Log the limit once.
+    """Return the highest level of vector instructions that all workers may use, or None if there is no limit.
 
-    `hosts`: what each host reports, keyed by host name. Nothing is logged if the user has set the variable on all
-    hosts.
+    Log the limit, unless the user has set the variable on all hosts. `hosts`: the report of each host, by host name.
     """
     known = {name: isa for name, isa in hosts.items() if isa is not None}
     common = _cpu_isa.common(isa.level for isa in known.values())
@@ -81,7 +83,7 @@ def settle(hosts: Mapping[str, CpuIsa | None]) -> str | None:
 
 
 def other_instructions(name: str, isa: CpuIsa | None, cap: str | None, own: CpuIsa | None) -> str:
-    """Return a warning if a joining host lacks instructions that the job's workers use, otherwise ""."""
+    """Return a warning if a joining host lacks vector instructions that the job's workers use, or "" if it doesn't."""
     used = cap or (own.native if own is not None else "")
     if isa is None or not used or _cpu_isa.common((used, isa.native)) == used:
         return ""
@@ -97,15 +99,16 @@ def other_instructions(name: str, isa: CpuIsa | None, cap: str | None, own: CpuI
 def of_host(
     wanted: str, environ: Mapping[str, str], cpuinfo: str | None = None, measure: Callable[[str], Times] | None = None
 ) -> CpuIsa | None:
-    """Return the widest instructions that this host's workers should use, or None if oneDNN has no choice here.
+    """Return the widest vector instructions that the workers on this host should use.
 
-    The first call may take `convolution.LIMIT_S` or longer.
+    Return None if oneDNN has no choice on this host's processor. The first call may take `convolution.LIMIT_S` or
+    longer.
 
     Args:
-        wanted: `AUTO`, `NATIVE` or one of `_cpu_isa.names()`. The user's variable takes precedence.
+        wanted: `AUTO`, `NATIVE` or one of `_cpu_isa.names()`. A variable that the user has set takes precedence.
         environ: the launcher's environment.
-        cpuinfo: the text of /proc/cpuinfo; a test passes its own.
-        measure: measures the times for that text.
+        cpuinfo: the text of /proc/cpuinfo, which a test can replace.
+        measure: a function that takes this text and measures the times.
     """
     cpuinfo = _read_cpuinfo() if cpuinfo is None else cpuinfo
     native = _cpu_isa.native(cpuinfo)
@@ -140,8 +143,8 @@ def _read_cpuinfo() -> str:
 def measured(cpuinfo: str | None = None) -> Times:
     """Return the times on this processor with the installed MindSpore, from the user's cache if possible.
 
-    Only one process measures at a time. Raises NotMeasuredError if no measurement is possible; the cache keeps such a
-    failure for a day.
+    Only one process measures at a time. Raises NotMeasuredError if the convolution can't be measured. The cache stores
+    such a failure for a day.
     """
     library = find_library()
     if library is None:
@@ -165,7 +168,7 @@ def measured(cpuinfo: str | None = None) -> Times:
 
 
 def find_library() -> Path | None:
-    """Return the oneDNN library of the installed MindSpore without importing MindSpore; None if it isn't installed."""
+    """Find the oneDNN library of MindSpore without importing MindSpore. Return None if MindSpore isn't installed."""
     try:
         found = importlib.util.find_spec("mindspore")
     except (ImportError, ValueError):
@@ -176,7 +179,10 @@ def find_library() -> Path | None:
 
 
 def _try(library: Path) -> Times | str:
-    """Measure in separate processes: oneDNN reads its limit only once, and a crash must not end this process."""
+    """Measure both times, each in a separate process. Return the times, or the reason for a failure.
+
+    oneDNN reads its limit only once per process, and a crash must not end this process.
+    """
     try:
         return Times(_run(library, None), _run(library, NARROW))
     except NotMeasuredError as error:
@@ -205,7 +211,7 @@ def _run(library: Path, cap: str | None) -> float:
 
 
 def _cache_file(library: Path, cpuinfo: str) -> Path:
-    """Return the cache file for this processor and this MindSpore version."""
+    """Return the path of the cache file for this processor and this MindSpore version."""
     first = cpuinfo.partition("\n\n")[0].splitlines()
     processor = [line for line in first if line.startswith(_OF_THE_PROCESSOR)]
     info = os.stat(library)
@@ -233,7 +239,7 @@ def _keep(found: Times | str, file: Path) -> None:
 
 @contextlib.contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Hold the lock file, or go on without it after `_LOCK_S`."""
+    """Hold a lock on the file `path`. If another process still holds it after `_LOCK_S`, continue without the lock."""
     with os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT), "r+") as file:
         lock_within(file.fileno(), _LOCK_S)
         yield

@@ -1,8 +1,8 @@
-"""Choose the device of each worker on this host. Pure, except that it reads the rank table.
+"""Choose the device of each worker on this host.
 
-The user decides which devices the job may use: by the list in CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES, or by
-the job's rank table. By default a job may use all devices of the machine. A worker keeps its device for life. A new
-worker gets a free device; if no device is free, it shares one.
+The user decides which devices the job may use: with the list in CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES, or
+with a rank table. By default, a job may use all devices of the machine. A worker never changes its device. A new worker
+gets a free device, or shares a device if none is free.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ class DeviceListError(ValueError):
 class Kind:
     """A kind of device.
 
-    `variable` tells the vendor's libraries which devices exist, and renumbers these devices from 0.
+    `variable`: the environment variable that determines which devices the vendor's libraries see. The libraries number
+    these devices from 0.
     """
 
     name: str
     variable: env.Variable[str | None]
     item: str  # regular expression for an entry in the variable
-    refusal: str  # the error for any other entry
-    node: str  # regular expression for a device's file in /dev
+    refusal: str  # the error message for an entry that doesn't match `item`
+    node: str  # regular expression for the name of a device's file in /dev
 
     def count(self, names: Iterable[str]) -> int:
         """Return the number of devices of this kind. `names`: the names of the files in the machine's /dev."""
@@ -47,7 +48,10 @@ _KINDS = (GPU, ASCEND)
 
 @dataclass(frozen=True)
 class Devices:
-    """This host's devices for the job, in the order in which workers get them; none if `kind` is None."""
+    """The devices that the job may use on this host, in the order in which workers get them.
+
+    If `kind` is None, there are no devices.
+    """
 
     kind: Kind | None = None
     each: tuple[Device, ...] = ()
@@ -55,8 +59,9 @@ class Devices:
     def choose(self, staying: Sequence[int], leaving: Sequence[int]) -> int:
         """Return the index (0 or more) of the device for a new worker.
 
-        It is the device that the fewest staying workers use. Ties are resolved by the fewest leaving workers, then by
-        the lowest index. Without devices there are as many indices as workers.
+        `staying` and `leaving`: the index of each worker's device. The chosen device is used by the fewest staying
+        workers. If there are several such devices, it is the one with the fewest leaving workers, and then the one with
+        the lowest index. If there are no devices, each worker gets an index of its own.
         """
         places = len(self.each) or len(staying) + len(leaving) + 1
         return min(range(places), key=lambda place: (staying.count(place), leaving.count(place), place))
@@ -70,16 +75,16 @@ class Devices:
         return {env.DEVICE_ID.name: str(device.device_id), **narrowed}
 
     def name_of(self, place: int) -> str | None:
-        """Return the name of the device; None without devices."""
+        """Return the name of the device, or None if there are no devices."""
         return None if self.kind is None else f"{self.kind.name} {self.each[place].name}"
 
 
 def find(environ: Mapping[str, str], nodes: Collection[str], *, host: str, single: bool, allow_nvlink: bool) -> Devices:
     """Return the devices that a job on this host may use.
 
-    `nodes`: the names of the files in /dev. `host`: this host's name in the cluster. `single`: true if there will never
-    be more than one worker. With `allow_nvlink` each worker sees all GPUs, and DEVICE_ID selects its own GPU. NCCL
-    before CUDA 10.1 finds no NVLink to a GPU that its process doesn't see.
+    `nodes`: the names of the files in /dev. `host`: this host's name in the cluster. `single`: true if the job will
+    never have more than one worker. `allow_nvlink`: true if each worker sees all GPUs, and DEVICE_ID names its own GPU.
+    Without that, NCCL before CUDA 10.1 finds no NVLink to a GPU that its process doesn't see.
 
     Raises DeviceListError and RankTableError.
     """
@@ -87,7 +92,7 @@ def find(environ: Mapping[str, str], nodes: Collection[str], *, host: str, singl
     named = {kind: names for kind in _KINDS if (names := _names(kind, environ, kind.count(nodes)))}
     if table is not None:
         return _only_one(_from_table(rank_table.read(table), host, named.get(ASCEND), environ), environ, single)
-    if len(named) > 1:  # devices that the user has listed take precedence over detected devices
+    if len(named) > 1:  # a kind of devices that the user has listed takes precedence over detected devices
         named = {kind: names for kind, names in named.items() if kind.variable.name in environ} or named
     if len(named) > 1:
         raise DeviceListError(
@@ -107,7 +112,7 @@ def names_listed(kind: Kind, text: str) -> list[str]:
     names: list[str] = []
     for item in (part.strip() for part in text.split(",")) if text.strip() else ():
         if re.fullmatch(r"-\d+", item):
-            break  # the vendors' libraries ignore all entries from here on, too; "-1" usually means no devices
+            break  # like the vendors' libraries, ignore all entries from here on; "-1" usually hides all devices
         if not re.fullmatch(kind.item, item):
             raise DeviceListError(f"{kind.variable.name}={text}: {item!r} {kind.refusal}")
         if item in names:
@@ -124,7 +129,7 @@ def _names(kind: Kind, environ: Mapping[str, str], count: int) -> list[str]:
 def _from_table(
     table: rank_table.RankTable, host: str, visible: list[str] | None, environ: Mapping[str, str]
 ) -> Devices:
-    """Return a rank table's devices. MindSpore requires that a process sees all of them."""
+    """Return this host's devices in a rank table. MindSpore requires that a process sees all of them."""
     servers = [s for s in table.servers if host in (s.id, s.extra.get("host_ip"), s.extra.get("host_nic_ip"))]
     if len(table.servers) == 1:
         servers = list(table.servers)
@@ -149,7 +154,7 @@ def _from_table(
 
 
 def _only_one(devices: Devices, environ: Mapping[str, str], single: bool) -> Devices:
-    """Use a DEVICE_ID that the user has set, and ignore a DEVICE_ID that an outer job's launcher has set."""
+    """If the user has set DEVICE_ID, return only that device. Ignore a DEVICE_ID from an outer job's launcher."""
     text = environ.get(env.DEVICE_ID.name)
     if not text or environ.get(env.SELF.name) or devices.kind is None:
         return devices

@@ -1,9 +1,10 @@
-"""Start a command on each host over ssh, from one shell, and end it on all hosts when it ends (kungfu-distribute).
+"""Start a command on each host over ssh, from one shell (kungfu-distribute).
 
-If the command, or its script, runs kungfu-run over these hosts, kungfu-run decides what happens when one host ends:
-with -w the other hosts continue. So the first failure ends all hosts only until a job has begun. The head node's
-kungfu-run reports the beginning of the job to the shell on its host (KUNGFU_DISTRIBUTE_SHELL). The shell prints a
-marker among the command's output.
+If the command fails on one host, kungfu-distribute ends it on all hosts. But if the command, or a script that it runs,
+starts kungfu-run on these hosts, kungfu-run decides what happens when the command ends on one host. With -w, the other
+hosts continue. So a failure ends all hosts only if no job has begun yet. The kungfu-run on the head node reports that
+the job has begun to the shell on its host (KUNGFU_DISTRIBUTE_SHELL). That shell prints a marker among the command's
+output.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from ms_kungfu.launcher.state.hosts import Host, parse_hosts, read_hostfile
 from ms_kungfu.launcher.state.policy import EXIT_TIMEOUT
 
 PROGRAM = "kungfu-distribute"
-# ssh asks no questions, because no user can answer. It notices a failed host within 15 s.
+# ssh must not ask questions, because no user can answer them. With these options it notices a failed host within 15 s.
 _SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
 _SSH += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
 _SSH_FAILED = 255
-_OTHERS_MAY_TAKE_S = 3.0  # after the first failure, time for the other hosts to print their messages and end
-_ENDING_MAY_TAKE_S = 45.0  # longer than kungfu-run's -grace-period; a second signal ends this wait
+_OTHERS_MAY_TAKE_S = 3.0  # after the first failure, the time for the other hosts to print their messages and exit
+_ENDING_MAY_TAKE_S = 45.0  # longer than the default -grace-period of kungfu-run; a second signal ends this wait
 _LINE_BYTES = 1 << 16
 _BEGUN = b"\0kungfu-run has begun\0\n"
 _NO_FLAGS = {
@@ -46,8 +47,9 @@ _NO_FLAGS = {
     "q": "kungfu-distribute prints only why it ends",
     "np": "use kungfu-run's own flag: kungfu-distribute -H ... kungfu-run -np N python train.py",
 }
-# Runs in each host's shell. A process doesn't notice that its ssh has ended. So a helper process waits for the end of
-# standard input and signals the shell. The shell hasn't reaped the command yet, so the command's PID can't be reused.
+# The shell of each host runs this script. A process doesn't notice when the ssh that started it has ended. So a helper
+# process waits for the end of standard input, and then signals the shell. The shell hasn't reaped the command before
+# that, so the command's PID can't have been reused.
 _SCRIPT = """\
 IFS= read -r secret
 [ -z "$secret" ] || export KUNGFU_JOB_SECRET="$secret"
@@ -77,8 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command on all hosts.
 
     Exit status: 124 after -timeout, 128 + n if interrupted by signal n, 2 for a wrong command line, 1 if a host can't
-    be reached. Otherwise the command's status: on the first host on which it fails, or on the head node of a job that
-    has begun. 0 if the command succeeds.
+    be reached, 0 if the command succeeds. If the command fails, the exit status is that of the command on the first
+    host on which it fails. If a job has begun, it is that of the command on the head node.
     """
     try:
         flags, command = _parse(list(sys.argv[1:] if arguments is None else arguments))
@@ -125,7 +127,7 @@ def _user(text: str) -> str:
 
 
 def _secret_for(command: Sequence[str], file: str | None) -> str:
-    """Return the secret that the hosts share; "" if the command has its own secret or needs none."""
+    """Return the secret that the hosts share, or "" if the command sets its own secret or needs none."""
     words = {word.lstrip("-").partition("=")[0] for word in command if word.startswith("-")}
     if words & {"secret-file", "no-secret"}:
         if file is not None:
@@ -135,15 +137,15 @@ def _secret_for(command: Sequence[str], file: str | None) -> str:
 
 
 def script_for(command: Sequence[str], folder: str, hosts: Sequence[Host] = ()) -> str:
-    """Return the script for any host's shell.
+    """Return the script that the shell of each host runs, quoted for any shell.
 
-    The secret is passed on standard input, because every user of a machine can read a command line.
+    The script reads the secret from standard input, because every user of a machine can read a command line.
     """
     # Find programs in this program's Python environment, which an ssh login doesn't activate.
     here = str(Path(sys.executable).parent)
     each = shlex.quote(",".join(f"{host.name}:{host.slots}" for host in hosts))
     exports = [f"export {env.DISTRIBUTE_HOSTS.name}={each}"] if len(hosts) > 1 else []
-    # Each host has its own files at these paths.
+    # Each host has its own TLS files at these paths.
     given = [(variable.name, variable.get()) for variable in (env.TLS_CERT, env.TLS_KEY, env.TLS_CA)]
     exports += [f"export {name}={shlex.quote(path)}" for name, path in given if path]
     script = _SCRIPT.format(
@@ -153,9 +155,9 @@ def script_for(command: Sequence[str], folder: str, hosts: Sequence[Host] = ()) 
 
 
 def _in_any_shell(script: str) -> str:
-    """Return the script escaped for printf.
+    """Return the script with escapes for printf.
 
-    The result contains only characters that csh leaves alone in quotes: csh accepts neither a line end nor `!` there.
+    The result contains only characters that csh doesn't change in quotes. csh accepts neither a line end nor `!` there.
     """
     return re.sub(rb"[^A-Za-z0-9 ./_=-]", lambda found: b"\\0%03o" % found[0][0], os.fsencode(script)).decode()
 
@@ -168,7 +170,7 @@ class _Distribution:
         self._heads: set[Host] = set()  # the head nodes of jobs that have begun
         self._gone: dict[
             Host, tuple[int, str]
-        ] = {}  # hosts that failed without ending the others: exit code and reason
+        ] = {}  # host on which the command failed while the other hosts continued -> exit code and reason
         self._ssh: dict[Host, Process] = {}
         self._why = ""
         self._code = 0
@@ -207,13 +209,13 @@ class _Distribution:
         if timer is not None:
             timer.cancel()
         for host, (code, how) in self._gone.items():
-            if code != self._code:  # otherwise it ended like the job
+            if code != self._code:  # with the same code, the host ended because the job has ended
                 went_on = "were left to end on their own" if self._why else "continued without it"
                 failed(PROGRAM, f"{host.name} was lost: {how}; the others {went_on}", code)
         return failed(PROGRAM, self._why, self._code) if self._why else 0
 
     def _end(self, why: str, code: int, hurries: bool = False) -> None:
-        """End all hosts. Only the first reason is logged."""
+        """End the command on all hosts. If this is called again, only the first reason is reported."""
         if self._hurries and hurries:
             self._hurry.set()
         if not self._over.is_set():
@@ -222,14 +224,14 @@ class _Distribution:
 
     async def _on(self, host: Host) -> None:
         login = ["-l", self._flags.u] if self._flags.u else []
-        # In a new session, because this program forwards Ctrl-C.
+        # Start ssh in a new session, so that Ctrl-C reaches only this program, which ends the hosts itself.
         try:
             process = await asyncio.create_subprocess_exec(
                 *_SSH, *login, "--", host.login, self._script,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,
             )  # fmt: skip
-        except OSError as error:  # no free descriptors, no free processes, or a command that is too long
+        except OSError as error:  # for example: no free descriptor, too many processes, or a command that is too long
             self._end(f"ssh to {host.name} can't be started: {error.strerror or error}", 1)
             return
         assert process.stdin is not None

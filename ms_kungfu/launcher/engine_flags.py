@@ -1,6 +1,6 @@
-"""Parse the flags of a job that an engine places (``-engine ray``).
+"""Parse the flags of a job that runs under an engine (``-engine ray``).
 
-The engine starts a kungfu-run on each node it finds.
+An engine chooses the nodes on which the job runs, and starts kungfu-run on each of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOT_WITH_AN_ENGINE = {
     "standby": "the engine reserves resources only for workers",
     "init-version": "the engine creates the first cluster from the nodes that it finds",
 }
-_SETTLED = ("np", "min-np", "w")  # kungfu-run's own flags that the engine sets
+_SETTLED = ("np", "min-np", "w")  # flags that the engine sets itself when it starts kungfu-run on a node
 
 
 def _engine(name: str) -> str:
@@ -36,7 +36,7 @@ def _engine(name: str) -> str:
 
 
 def amount(text: str) -> float:
-    """Parse an amount of a resource."""
+    """Parse an amount of a resource, such as 0.5 CPUs."""
     try:
         value = float(text)
     except ValueError:
@@ -56,14 +56,14 @@ ENGINE_FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "NAME",
     },
     "address": {
-        "help": "with -engine: the cluster, e.g. 10.0.0.1:6379; auto is one that runs here, local a new one on this "
-        "machine (default: $RAY_ADDRESS, else auto, else local)",
+        "help": "with -engine: the address of the Ray cluster, e.g. 10.0.0.1:6379; auto: a cluster that runs on this "
+        "machine; local: a new cluster on this machine (default: $RAY_ADDRESS, else auto, else local)",
         "metavar": "ADDRESS",
     },
     "max-np": {"help": "with -engine: grow to at most N workers (default -np)", "type": integer(1), "metavar": "N"},
     "wait": {
-        "help": "with -engine: how long to wait until -np workers fit before the job begins with fewer, at least "
-        "-min-np (default 0s)",
+        "help": "with -engine: how long to wait until -np workers fit; after that, the job begins with fewer workers, "
+        "but with at least -min-np (default 0s)",
         "type": duration,
         "metavar": "TIME",
     },
@@ -76,10 +76,11 @@ _RESOURCES = {"cpus-per-worker": ("CPU", 1.0), "gpus-per-worker": ("GPU", 0.0), 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A job for an engine.
+    """A job that an engine has to run.
 
-    `size`: the number of workers at the start; `least`: the minimum; `most`: the maximum. `needs`: the resources that
-    each worker uses on a node. `flags`: kungfu-run's flags on each node, in addition to the engine's flags.
+    `size`: the number of workers at the start. `least`: the minimum number of workers. `most`: the maximum number of
+    workers. `needs`: the resources that each worker uses on its node. `flags`: the user's flags for kungfu-run on each
+    node; the engine adds its own flags.
     """
 
     engine: str
@@ -94,7 +95,7 @@ class EngineRequest:
 
 
 def settle_no_engine(flags: Namespace, given: Collection[str]) -> None:
-    """Reject an engine's flags if no engine is given."""
+    """Raise UsageError if the command line contains flags for an engine, but not -engine itself."""
     for name in ENGINE_FLAGS:
         if name in given:
             raise UsageError(f"-{name} requires -engine: it controls how an engine places the job")
@@ -102,7 +103,7 @@ def settle_no_engine(flags: Namespace, given: Collection[str]) -> None:
 
 
 def engine_request(flags: Namespace, parser: FlagParser, command: Sequence[str]) -> EngineRequest:
-    """Return the request. Raises UsageError for invalid flags."""
+    """Return the job for the engine that the flags describe. Raises UsageError if flags are invalid."""
     if not command:
         raise UsageError(f"no program to run; write it after the flags: {parser.prog} -engine ray python train.py")
     refused = sorted(parser.given & _NOT_WITH_AN_ENGINE.keys())

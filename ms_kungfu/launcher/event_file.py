@@ -1,21 +1,21 @@
-"""Write the file of a job's event log, in a separate thread.
+"""Write the file of a job's event log in a separate thread.
 
-1. The event loop only appends to a list in memory. The list's lock is never held by the thread during a system call.
-   So a disk that hangs, or a FIFO that no process reads, blocks this thread and nothing else.
-   (`test_hung_disk_blocks_no_caller`.)
+1. The event loop only appends lines to a list in memory. The thread never holds the list's lock during a system call.
+   So a disk that hangs, or a FIFO that no process reads, blocks only the thread. (`test_hung_disk_blocks_no_caller`.)
 
-2. The list is bounded: writing stops for good at `_MAX_QUEUED_BYTES`, because the disk has then accepted no line for
-   minutes.
+2. The list is bounded. When it has `_MAX_QUEUED_BYTES`, the disk has accepted no line for minutes, and writing stops
+   for good.
 
-3. Writing stops for good after the first error: a full disk costs the job one log line. The file then ends with a
-   whole line if the disk allows truncation. (`test_full_disk_stops_the_log_with_one_line`.) A deleted file is such an
-   error. (`test_deleted_log_is_reported_with_one_line`.)
+3. Writing also stops for good after the first error. As a result, a full disk causes only one line in the launcher's
+   log. If the disk allows truncation, the file then ends with a whole line.
+   (`test_full_disk_stops_the_log_with_one_line`.) It also counts as an error if the file has been deleted.
+   (`test_deleted_log_is_reported_with_one_line`.)
 
-4. The thread locks the file. A job never replaces or continues the log of another running job.
+4. The thread locks the file. A job never replaces the log of another running job, and never appends to it.
    (`test_log_of_a_running_job_is_left_to_it`.)
 
-5. The report at the end is written in the same thread after the last line. If that fails, or takes too long, the job
-   ends without it. (`test_report_that_fails_costs_one_line`.)
+5. The same thread writes the report after the last line. If that fails or takes too long, the job ends without the
+   report. (`test_report_that_fails_costs_one_line`.)
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from ms_kungfu._files import lock_within, open_regular
 
 _log = logging.getLogger(__name__)
 _MAX_QUEUED_BYTES = 1 << 20
-_CLOSE_S = 1.0  # time for the last lines
-_FINISH_S = 10.0  # time for the report of a long job
+_CLOSE_S = 1.0  # time to write the last lines
+_FINISH_S = 10.0  # time to write the report of a long job
 _LOOK_S = 0.005
-_LOCK_S = 1.0  # time for the previous controller of the job to end its thread
+_LOCK_S = 1.0  # time for the thread of the job's previous controller to release the file
 
 
 class EventFile:
-    """Write lines to one file. `fresh`: true replaces an earlier job's file, false appends to the file.
+    """Write lines to one file. `fresh`: true to replace an earlier job's file, false to append to the file.
 
-    Call `write` and `close` in one thread, that of the event loop.
+    Call `write` and `close` in the thread of the event loop.
     """
 
     def __init__(self, path: Path, fresh: bool, start_thread: Callable[[str, Callable[[], None]], None]) -> None:
@@ -58,7 +58,7 @@ class EventFile:
         start_thread("kungfu-events", self._run)
 
     def write(self, line: bytes) -> None:
-        """Queue a line for the thread. The line is lost if writing has stopped after an error."""
+        """Queue a line for the thread. If writing has stopped after an error, the line is lost."""
         with self._news:
             if self._is_over:
                 return
@@ -74,7 +74,7 @@ class EventFile:
     async def close(self, finish: Callable[[Path], None] | None = None) -> None:
         """Wait for up to `_CLOSE_S` seconds until the last lines are written.
 
-        `finish` is called in the thread after the last line, with the path of the file, for up to `_FINISH_S` seconds.
+        The thread calls `finish` with the path of the file after the last line. Wait up to `_FINISH_S` seconds for it.
         """
         loop = asyncio.get_running_loop()
         with self._news:
@@ -111,7 +111,7 @@ class EventFile:
                 self._forget()
 
     def _end(self) -> None:
-        """Call `finish` unless writing has stopped."""
+        """Call `finish` unless writing has stopped after an error."""
         with self._news:
             finish = None if self._is_over else self._finish
             self._is_finishing = finish is not None
@@ -146,8 +146,8 @@ class EventFile:
         return fd
 
     def _own(self, fd: int) -> None:
-        """Lock the file, and empty it if the log begins here. OSError if it belongs to another running job."""
-        is_locked = True  # also if the file system has no locks
+        """Lock the file, and empty it if `fresh` was set. Raise OSError if another running job writes to the file."""
+        is_locked = True  # this stays True if the file system doesn't support locks
         with contextlib.suppress(OSError):
             is_locked = lock_within(fd, _LOCK_S)
         if self._fresh and not is_locked:
@@ -156,7 +156,7 @@ class EventFile:
             os.ftruncate(fd, 0)
 
     def _next(self) -> bytes | None:
-        """Wait for queued lines and return them; None if no more lines will come."""
+        """Wait for queued lines and return them. Return None if no more lines will follow."""
         with self._news:
             self._news.wait_for(lambda: self._lines or self._closing or self._is_over)
             lines, self._lines, self._queued = self._lines, [], 0

@@ -1,4 +1,4 @@
-"""Explain in sentences what happened to a job, from its event log (``kungfu-run explain LOGDIR``)."""
+"""Explain in sentences what happened to a job, according to its event log (``kungfu-run explain LOGDIR``)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _PROGRAM = "kungfu-run explain"
 
 
 def explain(arguments: Sequence[str]) -> int:
-    """Print the story of a job.
+    """Print what happened to a job.
 
-    Exit status: 0, 1 if there is no readable event log, 2 for a wrong command line.
+    Exit status: 0 if it is printed, 1 if an event log can't be read, 2 for a wrong command line.
     """
     parser = FlagParser(
         _PROGRAM,
@@ -57,7 +57,7 @@ def _line(chapter: Chapter) -> str:
 
 
 def folders_in(parser: FlagParser, arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """Return the flags, and the log folders of a job. Raises UsageError."""
+    """Return the flags and the log folders on a command line. Raises UsageError if the command line is wrong."""
     flags, folders = parser.parse_among(arguments)
     if not folders:
         raise UsageError(f"give the -logdir of a job, e.g. {parser.prog} logs")
@@ -65,7 +65,7 @@ def folders_in(parser: FlagParser, arguments: Sequence[str]) -> tuple[Namespace,
 
 
 def log_in(folder: str) -> Path:
-    """Return the event log in a log folder."""
+    """Return the path of the event log in a log folder. `folder` may also be the path of an event log."""
     path = Path(folder)
     return path / e.FILE_NAME if path.is_dir() else path
 
@@ -81,7 +81,10 @@ def _read(path: Path) -> list[e.Event]:
 
 
 def _order_by_line(events: Sequence[e.Event]) -> None:
-    """Correct the times after the host's clock was set back: an event is never before the event of an earlier line."""
+    """Correct the times of events if the host's clock was set back during the job.
+
+    Afterwards, no event has an earlier time than the event on the line before.
+    """
     last, ahead_s = 0.0, 0.0
     for event in events:
         if event.time is not None:
@@ -90,7 +93,9 @@ def _order_by_line(events: Sequence[e.Event]) -> None:
 
 
 def events_in(lines: Iterable[bytes]) -> tuple[list[e.Event], int]:
-    """Return the events of a log, and the number of lines that could not be read: truncated, or from a newer ms_kungfu.
+    """Return the events of a log, and the number of lines that can't be read.
+
+    A line can't be read if it is truncated, or if a newer ms_kungfu has written it.
 
     Raises:
         ValueError: the log has another format version.
@@ -101,7 +106,7 @@ def events_in(lines: Iterable[bytes]) -> tuple[list[e.Event], int]:
 
 
 def each_event(lines: Iterable[bytes]) -> Iterator[e.Event | None]:
-    """Yield the event of each line, and None for a line that can't be read. Raises like `events_in`."""
+    """Yield the event on each line, or None if the line can't be read. Raises the same errors as `events_in`."""
     decoder: msgspec.json.Decoder[e.Event] = msgspec.json.Decoder(e.AnyEvent)
     for line in lines:
         if not line.strip():

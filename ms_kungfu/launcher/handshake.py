@@ -1,11 +1,11 @@
-"""Prove on both ends of a connection that they know the job's secret, before any other message.
+"""Both ends of a connection prove that they know the job's secret, before they send any other message.
 
-Each end sends a nonce, then the HMAC-SHA256 of a word for its role and both nonces, with the secret as the key.
-Connections between hosts use other roles than connections between an agent and its workers. So a proof is invalid on
-the other end, in another connection, and at another kind of server.
+Each end sends a nonce, and then an HMAC-SHA256 with the secret as the key. Its input is a word that names the sender's
+role, followed by both nonces. Connections between hosts use other roles than connections between an agent and its
+workers. So a proof can't be reused by the other end, in another connection, or at another kind of server.
 
-Until the proof is verified, a message has at most `MAX_STRANGERS_BYTES`. Without a secret (-no-secret) both ends use an
-empty key, which is public. Without TLS, the messages after the proof are neither signed nor encrypted.
+Until the proof is verified, a message may have at most `MAX_STRANGERS_BYTES`. If there is no secret (-no-secret), both
+ends use an empty key, which proves nothing. Without TLS, the messages after the proof are neither signed nor encrypted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ms_kungfu.launcher.wire import messages as m
 
 @dataclass(frozen=True)
 class Roles:
-    """The roles of the two ends. `rejection`: the error message for a caller with another secret."""
+    """The words for the roles of the two ends. `rejection`: the error message to a caller that has another secret."""
 
     caller: str
     called: str
@@ -36,7 +36,10 @@ OF_A_WORKER = Roles("worker", "broker", "the job's broker has another secret (KU
 
 
 async def prove(channel: Stream, secret: bytes) -> None:
-    """Prove the secret as the end that calls another host. For a worker's end there is `broker_protocol.prove`."""
+    """Prove, as the host that calls another host, that this host knows the secret.
+
+    Workers use `broker_protocol.prove` instead.
+    """
     roles, nonce = BETWEEN_HOSTS, new_nonce()
     channel.send(m.Nonce(nonce, m.PROTOCOL))
     challenge = await _nonce_on(channel)
@@ -49,7 +52,7 @@ async def prove(channel: Stream, secret: bytes) -> None:
 
 
 async def challenge(channel: Stream, secret: bytes, roles: Roles, proved: Callable[[], None]) -> None:
-    """Verify the caller's proof, as the called end.
+    """Verify the caller's proof, as the called end, and send this end's proof.
 
     `proved` is called before the caller can know that its proof is valid.
     """
@@ -64,7 +67,7 @@ async def challenge(channel: Stream, secret: bytes, roles: Roles, proved: Callab
 
 
 async def _nonce_on(channel: Stream) -> str:
-    """Return the other end's nonce. Raises ProtocolError with the reason if the other end rejects this one."""
+    """Return the other end's nonce. Raises ProtocolError if it rejects this end, or uses another protocol."""
     first = await channel.receive(m.NONCE, MAX_STRANGERS_BYTES)
     if isinstance(first, m.Error):
         raise ProtocolError(printable(first.error))

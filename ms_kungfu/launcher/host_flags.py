@@ -1,4 +1,4 @@
-"""Settle the flags that select a job's hosts, identify this host, and configure what the hosts share."""
+"""Process the flags that select a job's hosts, identify this host, and configure what the hosts share."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ms_kungfu.launcher.affinity import core_count
 from ms_kungfu.launcher.secret import MAKE_ONE, SLURM_MAKES_ONE, SecretError, given_secret
 from ms_kungfu.launcher.state.hosts import Host, HostError, Hosts, identify, of_interface, parse_hosts, read_hostfile
 
-_SECRET_DIGITS = 32  # 128 bits: too many to guess over a network
-# torchrun flags that kungfu-run doesn't support, with the equivalent.
-_HOW_HOSTS_MEET = "hosts find each other by -port and the same -H on each, with -w also by -config-server URL"
+_SECRET_DIGITS = 32  # 128 bits can't be guessed over a network
+# Flags of torchrun that kungfu-run doesn't support, with the equivalent of each.
+_HOW_HOSTS_MEET = "hosts find each other by -port and the same -H on each host; with -w also by -config-server URL"
 NO_TORCHRUN_FLAGS = {
     **{f"rdzv{dash}{what}": _HOW_HOSTS_MEET for what in ("backend", "endpoint", "id", "conf") for dash in "-_"},
     **{f"master-{what}": _HOW_HOSTS_MEET for what in ("addr", "port")},  # with "_" they are also msrun flags
@@ -35,7 +35,7 @@ _NO_RESTARTS = (
     "limits how "
     "often -recover replace or -standby start a worker again"
 )
-_KINDS_OF_EACH = ("auto", "cpu", "gpu")  # torchrun's values, in addition to a number
+_KINDS_OF_EACH = ("auto", "cpu", "gpu")  # torchrun's values for --nproc-per-node that aren't numbers
 
 
 def _placement(how: str) -> str:
@@ -68,7 +68,7 @@ def _no_restarts(text: str) -> int:
     return 0
 
 
-# Options has no field for each flag: `settle_hosts` combines the flags into a few fields.
+# `Options` doesn't have a field for each of these flags. `settle_hosts` combines them into a few fields.
 HOST_FLAGS: dict[str, dict[str, Any]] = {
     "hostfile": {
         "help": "the hosts from a file instead of -H, one per line: ADDRESS slots=N [public_addr=ADDRESS]",
@@ -76,12 +76,12 @@ HOST_FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "FILE",
     },
     "self": {
-        "help": "which of several hosts this one is (default: the one whose address it has); with -join, this host's "
-        "address and its number of slots: ADDRESS:SLOTS (default: 1)",
+        "help": "which host of -H this one is (default: the host that has an address of this machine); with -join, "
+        "this host's address and its number of slots: ADDRESS:SLOTS (default: 1 slot)",
         "metavar": "ADDRESS",
     },
     "nic": {
-        "help": "like -self, but by a network interface: the host that has the interface's address",
+        "help": "a network interface of this machine; this host is the host of -H that has the interface's address",
         "metavar": "NAME",
     },
     "placement": {
@@ -95,31 +95,31 @@ HOST_FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "FILE",
     },
     "no-secret": {
-        "help": "accept every host that reaches -port, without a secret: only for a trusted network",
+        "help": "accept every host that reaches -port, without a secret; use this only in a trusted network",
         "type": switch,
         "default": False,
     },
     "join": {
-        "help": "let this host join the job whose config server is at this URL; the job runs with -w on several hosts. "
-        "All flags but -self ADDRESS:SLOTS, -nic, the secret, -logdir, -logfile, -prefix, -progress, -q and -v come "
-        "from that job",
+        "help": "let this host join the job whose config server is at this URL; that job must run with -w on several "
+        "hosts, or with -joinable. All flags but -self ADDRESS:SLOTS, -nic, the secret, -logdir, -logfile, -prefix, "
+        "-progress, -q and -v come from that job",
         "metavar": "URL",
     },
     "joinable": {
-        "help": "with -w and -H: other hosts may join (-join) even if -H names one host; with several hosts they "
-        "always may",
+        "help": "with -w and -H: let other hosts join (-join) even if -H names only one host; if -H names several "
+        "hosts, others can always join",
         "type": switch,
         "default": False,
     },
     "nnodes": {
-        "help": "torchrun's: the number of hosts in -H; MIN:MAX sets -w, and -min-np to the number of workers of MIN "
-        "hosts",
+        "help": "torchrun's: the number of hosts in -H; MIN:MAX sets -w, and sets -min-np to the number of workers on "
+        "MIN hosts",
         "type": _nodes,
         "metavar": "N",
     },
     "nproc-per-node": {
-        "help": "torchrun's: the workers of each host: a number, or the number of this host's cores (cpu), of its GPUs "
-        "(gpu), or of its devices if it has any, else of its cores (auto); must be equal on all hosts",
+        "help": "torchrun's: the number of workers on each host; cpu: the number of this host's cores; gpu: the number "
+        "of its GPUs; auto: the number of its devices, or of its cores if it has no device; must be equal on all hosts",
         "type": _each,
         "metavar": "K",
     },
@@ -130,10 +130,10 @@ HOST_FLAGS: dict[str, dict[str, Any]] = {
 
 
 def settle_hosts(flags: Namespace, given: Collection[str]) -> None:
-    """Settle the flags for hosts, secret and config server, and resolve how they affect each other.
+    """Process the flags for hosts, secret and config server, which depend on each other.
 
-    `given`: the names of the flags on the command line. Raises SpareTaskError in a Slurm task that isn't its node's
-    kungfu-run.
+    `given`: the names of the flags on the command line. Raises SpareTaskError if another Slurm task on this node runs
+    as the node's kungfu-run.
     """
     listed = None if isinstance(flags.hosts, Hosts) else flags.hosts
     if listed and flags.hostfile:
@@ -158,18 +158,20 @@ def settle_hosts(flags: Namespace, given: Collection[str]) -> None:
         flags.hosts = replace(flags.hosts, placement=flags.placement or EVEN)
         _settle_config_server(flags)
     elif flags.placement is not None:
-        raise UsageError("-placement assigns workers to several hosts (-H), but this job has one host; leave it out")
+        raise UsageError(
+            "-placement assigns workers to several hosts (-H), but this job has one host; leave -placement out"
+        )
     if flags.hosts.is_several and flags.strategy == "SHM":
-        raise UsageError("-strategy SHM: several hosts have no shared memory; leave it out")
+        raise UsageError("-strategy SHM: several hosts have no shared memory; leave -strategy out")
     for name in HOST_FLAGS:
-        if name not in ("nproc-per-node", "max_restarts"):  # these repeat other flags with another dash
+        if name not in ("nproc-per-node", "max_restarts"):  # other spellings of flags that have another name here
             delattr(flags, name.replace("-", "_"))
 
 
 def _of_distribute() -> tuple[Host, ...] | None:
-    """Return the hosts of kungfu-distribute, which starts this command on each of them.
+    """Return the hosts on which kungfu-distribute has started this command, or None if it hasn't.
 
-    Without this list, each host would run a separate job.
+    Without this list of hosts, each host would run a separate job.
     """
     try:
         slots = env.DISTRIBUTE_HOSTS.get()
@@ -179,7 +181,10 @@ def _of_distribute() -> tuple[Host, ...] | None:
 
 
 def _of_slurm(flags: Namespace, given: Collection[str]) -> tuple[Host, ...] | None:
-    """Return the nodes of the Slurm step. A single node is a host without a name, as usual."""
+    """Return the nodes of the Slurm step as hosts.
+
+    If the step has only one node, return None, because a job on a single host needs no host name.
+    """
     step = slurm.step_of(os.environ)
     slurm.take_cores(os.environ)
     flags.in_slurm = True
@@ -218,11 +223,13 @@ def _settle_torchruns(flags: Namespace) -> None:
         each = _counted_here(each, hosts.self_name)
     if flags.size is not None:
         raise UsageError(
-            "-np counts the workers of all hosts, --nproc-per-node those of each host; give only one of them"
+            "-np sets the number of workers on all hosts together, --nproc-per-node the number on each host; give only "
+            "one of them"
         )
     if flags.placement == FILL:
         raise UsageError(
-            "--nproc-per-node requires equal hosts, but -placement fill fills them in turn; give only one of them"
+            "--nproc-per-node starts the same number of workers on each host, but -placement fill fills one host after "
+            "the other; give only one of them"
         )
     few = [host for host in hosts.each if host.slots is not None and host.slots < each]
     if few:
@@ -237,9 +244,9 @@ def _settle_torchruns(flags: Namespace) -> None:
 
 
 def _counted_here(what: str, host: str) -> int:
-    """Count cores or devices for --nproc-per-node.
+    """Count this host's cores or devices for --nproc-per-node.
 
-    If another host counts a different number, the head node rejects that host because its -np differs.
+    If another host has a different number of them, its -np differs, and the head node rejects that host.
     """
     try:
         found = devices.find(os.environ, os.listdir("/dev"), host=host, single=False, allow_nvlink=False)
@@ -249,7 +256,7 @@ def _counted_here(what: str, host: str) -> int:
         return core_count()
     if what == "gpu" and found.kind is not devices.GPU:
         instead = "" if found.kind is None else f", but {found.kind.name}s: --nproc-per-node auto counts them"
-        raise UsageError(f"--nproc-per-node gpu: there are no GPUs on this host for the job{instead}")
+        raise UsageError(f"--nproc-per-node gpu: the job may use no GPUs on this host{instead}")
     return len(found.each)
 
 
@@ -257,14 +264,14 @@ def _hosts_of(listed: tuple[Host, ...] | None, own: str | None, interface: str |
     if not listed:
         if own is None and interface is None:
             return Hosts()
-        # One host, with the given name.
+        # This is a job on one host, which has the given name.
         name = own if own is not None else of_interface(str(interface))[0]
         listed = (replace(parse_hosts(f"[{name}]" if ":" in name else name)[0], slots=None),)
     return Hosts(listed, identify(listed, own, interface))
 
 
 def secret_of(flags: Namespace, is_several: bool) -> str | None:
-    """Return the user's secret, if hosts have to authenticate each other."""
+    """Return the secret that the user has given, or None. Raises UsageError if several hosts need one and lack it."""
     try:
         given = given_secret(flags.secret_file)
     except SecretError as error:
@@ -273,7 +280,9 @@ def secret_of(flags: Namespace, is_several: bool) -> str | None:
         if given is not None:
             raise UsageError("-no-secret conflicts with -secret-file and KUNGFU_JOB_SECRET; give only one of them")
         if not is_several:
-            raise UsageError("-no-secret applies to several hosts (-H), but this job has one host; leave it out")
+            raise UsageError(
+                "-no-secret applies to several hosts (-H), but this job has one host; leave -no-secret out"
+            )
         return None
     if not is_several:
         return given
@@ -333,7 +342,10 @@ def check_url(url: str, builtin_port: int | None, is_several: bool) -> None:
         raise UsageError(f"-config-server: {error}") from None
     parts = urlsplit(url)
     if builtin_port is not None and parts.scheme not in ("http", "https"):
-        raise UsageError(f"-builtin-config-port serves http, not {parts.scheme}; leave it out, or write http://...")
+        raise UsageError(
+            f"-builtin-config-port serves http, not {parts.scheme}; leave -builtin-config-port out, or write "
+            "-config-server http://..."
+        )
     if builtin_port and parts.port != builtin_port:
         raise UsageError(
             f"-config-server {url} has port {parts.port or 80}, but -builtin-config-port is {builtin_port}; "

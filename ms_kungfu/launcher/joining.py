@@ -1,28 +1,28 @@
-"""Join a running job (``-join URL``): ask for its terms before the host registers, and answer such requests.
+"""Join a running job (``-join URL``): ask for the job's terms before the host registers, and answer such questions.
 
-The head node sends the job's program and flags, over a separate connection that changes nothing on the head node. Then
-the host behaves like any other host: its launcher (`agent`) calls the controller. It reports that the host joins, and
-with how many slots.
+The head node sends the job's program and flags over a separate connection, which changes nothing on the head node. Then
+the joining host behaves like any other host: its launcher (`agent`) calls the controller. The launcher reports that the
+host joins, and how many slots it has.
 
-The controller resolves each conflict in one place and without a wait (`RemoteHosts._serve`), by the state at that
-moment:
+The controller resolves each conflict in one place (`RemoteHosts._take_in`). It decides at once, according to the job's
+state at that moment:
 
 - If two callers have the same name, the second one is rejected.
-- A job that ends meanwhile rejects the callers, or no longer answers.
-- A host may fail unnoticed, e.g. if its machine restarts within -host-timeout. Until that timeout
-  it is rejected as "a host of the job already".
-- A failure at the same time is independent: each write to the store depends on the state known at that time, and writes
-  are sent in turn.
+- If the job ends in the meantime, it rejects the callers, or no longer answers.
+- The failure of a host may be unnoticed when the host wants to join again, for example because its machine has
+  restarted within -host-timeout. Until -host-timeout is over, the host is rejected as "a host of the job already".
+- A failure at the same time causes no conflict. Each write to the store is computed from the state that is known when
+  it is sent, and only one write is sent at a time.
 
 A host that comes back shares only its name with the failed host:
 
-- connections: the controller represents a host as an object, and a version refers to that object (`SpreadSegment`);
-- processes: a worker is identified by its address and the version it was started for, and the old workers are excluded
-  (`ClusterVersions`);
-- versions: versions that were known when the host came back refer to the failed host, and are never committed.
+- Connections: the controller has an object for each host. A cluster version refers to that object (`SpreadSegment`).
+- Processes: a worker is identified by its address and the version for which it was started. The old workers are
+  excluded (`ClusterVersions`).
+- Cluster versions: versions that were known when the host came back refer to the failed host. They are never committed.
 
-If the former launcher still runs on the host, e.g. because the machine was suspended, the new launcher can't bind its
-port.
+If the former launcher still runs on the host, for example because the machine was suspended, the new launcher can't
+bind its port, because the former launcher has it.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
-_ANSWER_S = 10.0  # the job is running, so an answer needs no wait
-# If the controller moves: the time until another leader exists; of each call; and between two reads of the lease.
-_LEADER_S = 30.0
-_CALL_S = 2.0
-_LOOK_S = 1.0
-# The flags that differ by host, or that a running job has already settled.
+_ANSWER_S = 10.0  # time limit for an answer; a running job answers at once
+# These apply if the controller can move to another host.
+_LEADER_S = 30.0  # time limit for another leader to take over
+_CALL_S = 2.0  # time limit for each call
+_LOOK_S = 1.0  # time between two reads of the lease
+# The flags that may differ between hosts, or that no longer matter when a job is running.
 _NOT_FROM_THE_CONTROLLER = {"config_server", "watch", "timeout_s", "init_version"}
 _FROM_THE_CONTROLLER = [name for name in OF_THE_JOB if name not in _NOT_FROM_THE_CONTROLLER]
-# Flags that aren't numbers: how to encode and decode them.
+# Functions that encode and decode the flags that aren't numbers.
 _SPELT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "ports": (lambda ports: f"{ports.start}-{ports.stop}", lambda text: range(*map(int, text.split("-")))),
     "recover": (lambda recover: recover.value, Recover),
@@ -77,9 +77,9 @@ _SPELT: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 def terms_of(options: Options, hosts: Hosts, left_s: float | None = None) -> m.Terms:
-    """Return what a host has to know to take part in the job, and to take over as its controller.
+    """Return what a host has to know to take part in the job, and to take over as the job's controller.
 
-    `hosts`: the hosts that currently take part; `left_s`: the seconds left of -timeout.
+    `hosts`: the hosts that currently take part in the job. `left_s`: the number of seconds until the job's -timeout.
     """
     flags = {
         name: _SPELT[name][0](getattr(options, name)) if name in _SPELT else getattr(options, name)
@@ -93,7 +93,7 @@ def terms_of(options: Options, hosts: Hosts, left_s: float | None = None) -> m.T
 
 
 def joining_host(name: str, slots: object, least: int = 1) -> Host:
-    """Return the joining host. Raises ProtocolError if the name is invalid or `slots` is less than `least`."""
+    """Return the joining host. Raises ProtocolError if `name` is invalid, or if `slots` is less than `least`."""
     with contextlib.suppress(argparse.ArgumentTypeError):
         if type(slots) is int and slots >= least:
             host, *more = parse_hosts(f"{name}:{slots}")
@@ -106,7 +106,10 @@ def joining_host(name: str, slots: object, least: int = 1) -> Host:
 
 
 def ask(request: JoinRequest) -> Options:
-    """Return the options with which this host takes part in the job. Raises UsageError or RefusedError if it can't."""
+    """Return the options with which this host takes part in the job.
+
+    Raises UsageError or RefusedError if the host can't take part.
+    """
     return run(_ask(request))
 
 
@@ -123,7 +126,7 @@ async def _ask(request: JoinRequest) -> Options:
         raise RefusedError(f"{url} holds no cluster; is the job running?")
     if cluster.slots is None or not cluster.runners:
         raise RefusedError(
-            f"the job of {url} was started on one host and accepts no others; start it with several hosts (-H) or "
+            f"the job of {url} was started on one host and accepts no other hosts; start it with several hosts (-H) or "
             "with -joinable, so that hosts can join"
         )
     head, own, terms = await _terms(request, store, cluster)
@@ -141,16 +144,16 @@ async def _ask(request: JoinRequest) -> Options:
 
 
 class _NoLeaderError(RefusedError):
-    """The launcher at the address doesn't answer, or its host leaves the job."""
+    """The controller's launcher doesn't answer, or its host is leaving the job."""
 
 
 async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) -> tuple[PeerID, Host, m.Terms]:
-    """Ask the controller for the job's terms. Return the controller's host, this host's name, and the terms.
+    """Ask the controller for the job's terms. Return the controller's host, this host, and the terms.
 
-    If the controller can move (`lease`), it may just have failed, and the next one acquires the lease once it expires.
-    So this host reads the lease repeatedly until the holder answers and stays in the job. Without a holder, the rule in
-    `_head_of` applies. A job whose controller can't move leaves no snapshot, so an existing snapshot belongs to an
-    earlier job.
+    If the controller can move to another host, it may just have failed. Then the next controller acquires the lease
+    when the lease expires. So this host reads the lease repeatedly until the lease's holder answers and isn't about to
+    leave the job. If the lease has no holder, the rule in `_head_of` applies. A job whose controller can't move writes
+    no snapshot, so an existing snapshot belongs to an earlier job.
     """
     loop = asyncio.get_running_loop()
     deadline, before = loop.time() + _LEADER_S, ""
@@ -171,7 +174,7 @@ async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) ->
                 f"{_LEADER_S:g} s; join again when it has left"
             )
         except RefusedError as error:
-            # The new leader may not know yet that it leads, and then answers that it doesn't control the job.
+            # A new leader that doesn't know yet that it leads answers that it doesn't control the job. So try again.
             is_certain = not isinstance(error, _NoLeaderError) and not vacant and before in ("", holder)
             if not moves or is_certain:
                 raise
@@ -182,14 +185,14 @@ async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) ->
 
 
 def _leader_of(url: str, cluster: Cluster) -> tuple[str, str]:
-    """Return the holder of the lease, and a message if another host may acquire the lease.
+    """Return the host that holds the lease, and a message if another host may still acquire the lease.
 
-    The holder is "" if there is none. Raises RefusedError if the job has ended.
+    The host is "" if no host holds the lease. Raises RefusedError if the job has ended.
     """
     try:
         found = open_leadership(url).look()
         snapshot = None if found.snapshot is None else LeaderSnapshot.from_json(found.snapshot)
-    except StoreUnreachableError as error:  # etcd's leader may have failed together with the controller
+    except StoreUnreachableError as error:  # the etcd cluster's leader may have failed together with the controller
         return "", f"the host that controls the job of {url} is unknown: {error}"
     except (ConfigServerError, ProtocolError) as error:
         raise RefusedError(f"the host that controls the job of {url} is unknown: {error}") from None
@@ -230,7 +233,7 @@ async def _ask_controller(
 
 
 def _head_of(store: ClusterStore, cluster: Cluster) -> PeerID:
-    """Return the head node by the rule in `host_flags`: the config server's host, otherwise the first host."""
+    """Return the head node: the host of the config server, or the first host if none runs it (see `host_flags`)."""
     wanted = network.addresses_of_server(store.servers)
     for runner in cluster.runners:
         address = Host(runner.host).address
@@ -240,7 +243,7 @@ def _head_of(store: ClusterStore, cluster: Cluster) -> PeerID:
 
 
 def _own_host(request: JoinRequest, head: PeerID) -> Host:
-    """Return this host. By default its name is the address that the controller sees."""
+    """Return this host. By default, its name is the address from which it reaches the controller."""
     if request.own is not None:
         return request.own
     if request.interface is not None:
@@ -267,7 +270,10 @@ def _address_towards(host: str, port: int) -> str:
 
 
 def options_from(terms: m.Terms, request: JoinRequest, own: Host) -> Options:
-    """Return the options. Raises ValueError, TypeError, KeyError or ProtocolError if `terms` are invalid."""
+    """Return the options that follow from the job's terms and this host's own flags.
+
+    Raises ValueError, TypeError, KeyError or ProtocolError if `terms` are invalid.
+    """
     listed = [joining_host(name, slots, least=0) for name, slots in terms.hosts if name != own.name]
     flags: dict[str, Any] = {name: terms.flags[name] for name in _FROM_THE_CONTROLLER}
     if any(isinstance(value, str) for name, value in flags.items() if name not in _SPELT):

@@ -1,6 +1,6 @@
-"""Provide everything that a job uses of its machine, so that tests can substitute a simulated machine.
+"""Provide everything that a job needs from its machine, so that tests can use a simulated machine instead.
 
-The event loop is asyncio's running loop. It also provides the clock and the timers of everything that runs in it.
+The event loop isn't part of this interface: code uses asyncio's running loop, with its clock and its timers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Machine:
     """The real machine."""
 
     environ: Mapping[str, str] = os.environ
-    standby_delay_s = 2.0  # a worker that has just joined is busy, and starting another process slows it down
+    standby_delay_s = 2.0  # workers that have just joined are busy, and starting another process would slow them down
 
     # ---- threads ----
 
@@ -55,7 +55,7 @@ class Machine:
         threading.Thread(target=function, name=name, daemon=True).start()
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Call `function` in a thread, like asyncio.to_thread. An interrupted job doesn't wait for the thread."""
+        """Call `function` in a thread, like `asyncio.to_thread`, but let the process exit without waiting for it."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()
 
@@ -91,9 +91,9 @@ class Machine:
         return devices.find(self.environ, os.listdir("/dev"), host=host, single=single, allow_nvlink=allow_nvlink)
 
     def claim_cores(self, pins: bool) -> CoreClaims:
-        """Return the cores of a job on this host.
+        """Return an object that claims cores on this host for a job.
 
-        If `pins`, the job pins its workers and prefers cores that no other job uses.
+        `pins`: whether the job pins its workers. If so, it prefers cores that no other job uses.
         """
         return CoreClaims(self.allowed_cores, cpu_quota, own_directories() if pins else ())
 
@@ -102,7 +102,7 @@ class Machine:
         return await self.in_thread(lambda: cpu_isa.of_host(wanted, self.environ))
 
     def spare_descriptors(self) -> float:
-        """Return how many more file descriptors this process may open."""
+        """Return how many more file descriptors this process can open."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
             return float("inf") if limit == resource.RLIM_INFINITY else limit - len(os.listdir("/proc/self/fd"))
@@ -114,7 +114,7 @@ class Machine:
     catch_signal = staticmethod(signals.outlive)
 
     def tell_of_the_beginning(self) -> None:
-        """Notify kungfu-distribute, if it started this launcher, that the job has begun and now controls its hosts."""
+        """If kungfu-distribute started this launcher, notify it that the job has begun and now controls its hosts."""
         with contextlib.suppress(ValueError, OSError):
             shell = env.DISTRIBUTE_SHELL.get(self.environ)
             if shell is not None and is_above(shell):
@@ -124,9 +124,9 @@ class Machine:
 
     @functools.cached_property
     def tls(self) -> TlsContext | None:
-        """Return the TLS settings for all connections with other hosts; None: the connections aren't encrypted.
+        """Return the TLS settings for all connections with other hosts, or None if the connections aren't encrypted.
 
-        Raises ValueError with the reason if TLS isn't possible.
+        Raises ValueError, whose message gives the reason, if TLS is requested but not possible.
         """
         wanted = from_environment(self.environ)
         if wanted is None:
@@ -139,7 +139,7 @@ class Machine:
             raise ValueError(f"{env.TLS_CERT.name} turns on TLS, but no TLS library was found: {error}") from None
 
     def make_socket(self, family: int) -> socket.socket:
-        """Return a TCP socket."""
+        """Return a TCP socket for a connection with another host."""
         made = socket.socket(family, socket.SOCK_STREAM)
         begin_near(made)
         return made
@@ -147,7 +147,7 @@ class Machine:
     # ---- the broker, the cluster store ----
 
     def runtime(self) -> Any:
-        """Return the module with shared memory. It is loaded late: a job without segments starts without it."""
+        """Return the module that implements shared memory. Load it only now, because some launchers don't need it."""
         from ms_kungfu import _core
 
         return _core

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from ms_kungfu._processes import descendants
 
-# The files for the limit and the usage, and the name of the reclaimable part of the usage, by cgroup version.
+# For each cgroup version: the files that contain the limit and the usage, and the name of the reclaimable part of it.
 _CGROUP_2 = "memory.max", "memory.current", "inactive_file"
 _CGROUP_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 
 
 def free_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return how many more bytes processes may use, limited by the machine and by the cgroups of this process.
+    """Return how many more bytes of memory the machine and the cgroups of this process allow.
 
     Returns infinity if the amount is unknown.
     """
@@ -24,7 +24,7 @@ def free_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"
     with contextlib.suppress(OSError, ValueError):
         left.append(_kilobytes("MemAvailable", (proc / "meminfo").read_text()))
     for folder, names in _memory_cgroups(proc, cgroups):
-        with contextlib.suppress(OSError, ValueError):  # without a limit the file contains "max" or doesn't exist
+        with contextlib.suppress(OSError, ValueError):  # if there is no limit, the file contains "max" or doesn't exist
             limit, used = (int((folder / name).read_text()) for name in names[:2])
             cached = re.search(rf"^{names[2]} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
             left.append(limit - used + int(cached[1] if cached else 0))
@@ -34,7 +34,8 @@ def free_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"
 def _memory_cgroups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
     """Yield the memory cgroups of this process and their ancestors.
 
-    In a container the path may be a path on the host, and the container's own cgroup may be the root of the mount.
+    In a container, the path in /proc/self/cgroup may be a path on the host, and the container's own cgroup may be the
+    root of the mounted file system.
     """
     lines: list[str] = []
     with contextlib.suppress(OSError):
@@ -54,9 +55,9 @@ def _memory_cgroups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str
 
 
 def taken_bytes(pid: int, proc: Path = Path("/proc")) -> int:
-    """Return how many bytes another process like this one, with its descendants, would use; 0 if the process has ended.
+    """Return how many bytes a process and its descendants use that another such process would use again.
 
-    Only private pages count, without libraries and shared memory.
+    Only private pages count, not libraries and shared memory. Return 0 if the process has ended.
     """
     taken = 0
     for each in (pid, *descendants(pid)):
@@ -66,7 +67,10 @@ def taken_bytes(pid: int, proc: Path = Path("/proc")) -> int:
 
 
 def resident_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """Return the resident memory of a process, with libraries and shared memory; None if the process has ended."""
+    """Return the resident memory of a process in bytes, with libraries and shared memory.
+
+    Return None if the process has ended.
+    """
     try:
         return _kilobytes("VmRSS", (proc / str(pid) / "status").read_text())
     except (OSError, ValueError):

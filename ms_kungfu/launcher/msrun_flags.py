@@ -1,6 +1,6 @@
-"""Settle the flags of ``--msrun``: convert msrun's options, or reject them with the equivalent.
+"""Convert the options of MindSpore's msrun to kungfu-run's flags, or reject them and name the equivalent.
 
-The flags also set the size of the virtual world that the program sees (`ms_kungfu.msrun`).
+The flags also determine how many ranks the program sees with ``--msrun`` (`ms_kungfu.msrun`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ms_kungfu.launcher import network
 from ms_kungfu.launcher.state.hosts import Hosts
 
 _MSRUN = "msrun's, with --msrun: "
-_HOSTS = "name the hosts with the same -H on each; -self or -nic says which of them is this host"
+_HOSTS = "name the hosts with the same -H on each host; -self or -nic says which of them is this host"
 MSRUN_FLAGS: dict[str, dict[str, Any]] = {
     "worker_num": {"help": _MSRUN + "-np", "type": integer(1), "metavar": "N"},
     "local_worker_num": {
-        "help": _MSRUN + "the number of workers of one host; equal to -np",
+        "help": _MSRUN + "the number of workers on one host; must be equal to -np",
         "type": integer(1),
         "metavar": "K",
     },
@@ -31,7 +31,7 @@ MSRUN_FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "PORT",
     },
 }
-# The other flags of msrun.
+# The other flags of msrun, which kungfu-run rejects, with the alternative to each.
 NO_MSRUN_FLAGS = {
     "bind_core": "-affinity auto, the default, divides the cores; -cores-per-worker K gives each worker K cores",
     "bind_numa": "-affinity auto, the default, divides the cores, regardless of NUMA nodes",
@@ -42,7 +42,7 @@ NO_MSRUN_FLAGS = {
     "sim_level": "kungfu-run can't simulate another cluster",
     "sim_rank_id": "kungfu-run can't simulate another cluster",
 }
-# Flags of mpirun, which scripts for MindSpore programs may contain.
+# Flags of mpirun, which scripts for MindSpore programs may contain, with the alternative to each.
 NO_MPIRUN_FLAGS = {
     "n": "-np N sets the number of workers",
     "allow-run-as-root": "any user may start a job; leave it out",
@@ -57,7 +57,7 @@ NO_MPIRUN_FLAGS = {
 
 
 def settle_words(flags: Namespace) -> None:
-    """Convert msrun's flags to kungfu-run's flags, before the hosts are settled."""
+    """Convert msrun's flags to kungfu-run's flags. Call this before `settle_hosts`."""
     given = [name for name in MSRUN_FLAGS if getattr(flags, name) is not None]
     if given and not flags.msrun:
         refusal = _HOSTS if given[0].startswith("master") else "write --msrun before it, or -np and -logdir"
@@ -85,27 +85,30 @@ def settle_words(flags: Namespace) -> None:
 
 
 def settle_world(flags: Namespace) -> None:
-    """Set how many ranks the program sees: the maximum size of the job. Call it once hosts and size are settled."""
+    """Set how many ranks the program sees, which is the maximum size of the job.
+
+    Call this when the hosts and the size are known.
+    """
     hosts: Hosts = flags.hosts
     address, local = flags.master_addr, flags.local_worker_num
     if address is not None and (hosts.is_several or not network.is_loopback(address.strip("[]"))):
         raise UsageError(f"--master_addr {address}: kungfu-run has no master address; {_HOSTS}")
     if local is not None and (hosts.is_several or local != flags.size):
-        raise UsageError(f"--local_worker_num {local} implies that there are other hosts; {_HOSTS}")
+        raise UsageError(f"--local_worker_num {local} means that the job has other hosts; {_HOSTS}")
     if not flags.msrun:
         if flags.msrun_size is not None:
             raise UsageError("-msrun-size sets the number of ranks that a program sees with --msrun; give --msrun, too")
     else:
         if flags.standbys:
             raise UsageError(
-                "-standby starts processes without a rank, but with --msrun a program requires its rank at its "
-                "start; leave -standby out"
+                "-standby starts processes without a rank, but with --msrun a program must have a rank when "
+                "it starts; leave -standby out"
             )
         if flags.msrun_size is None:
             flags.msrun_size = hosts.slots or flags.size
         if flags.size > flags.msrun_size:
             raise UsageError(
-                f"-np {flags.size} is more than the {flags.msrun_size} ranks of -msrun-size, which is the largest size"
+                f"-np {flags.size} is more than -msrun-size {flags.msrun_size}, the maximum number of workers"
             )
         flags.hosts = replace(hosts, most=flags.msrun_size, ports=flags.ports)
     for name in MSRUN_FLAGS:

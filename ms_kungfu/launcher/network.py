@@ -1,4 +1,4 @@
-"""Find the addresses of a name, and those of this machine."""
+"""Find the addresses of a name, and the addresses of this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_ADDRESSES = 1024
 
 
 def addresses_of(name: str) -> list[str]:
-    """Return all addresses of a name, or the address itself if `name` is an address. Empty for an unknown name."""
+    """Return all addresses of a name. If `name` is an address, return only that. Return [] if `name` is unknown."""
     found: dict[str, None] = {}
     with contextlib.suppress(OSError, UnicodeError):
         for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
@@ -30,12 +30,15 @@ def addresses_of(name: str) -> list[str]:
 
 
 def addresses_of_server(servers: Sequence[str]) -> set[str]:
-    """Return the name and addresses of the only host that keeps a store. Empty for several hosts: none is preferred."""
+    """Return the name and all addresses of the only host in `servers`.
+
+    If a store has several servers, return an empty set, because none of them is preferred.
+    """
     return {servers[0], *addresses_of(servers[0])} if len(servers) == 1 else set()
 
 
 def is_of_this_machine(address: str) -> bool:
-    """Return whether this machine can bind the address."""
+    """Return whether `address` belongs to this machine, so that a socket can be bound to it."""
     with contextlib.suppress(OSError, UnicodeError):
         for family, kind, protocol, _, bound in socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
@@ -45,7 +48,7 @@ def is_of_this_machine(address: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether the address is a loopback address, which refers to a different machine on each machine."""
+    """Return whether the address is a loopback address. On each machine, it stands for that machine itself."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     return address == "localhost"
@@ -56,7 +59,7 @@ def interfaces() -> list[str]:
 
 
 def addresses_of_interface(interface: str) -> list[str]:
-    """Return the addresses of an interface, IPv4 first, without link-local IPv6 addresses."""
+    """Return the addresses of a network interface, IPv4 addresses first. Leave out link-local IPv6 addresses."""
     return _ipv4_of(interface) + _ipv6_of(interface)
 
 
@@ -86,7 +89,7 @@ def _ipv6_of(interface: str) -> list[str]:
 
 
 def known_address(text: str) -> str:
-    """Return ADDR:PORT with the defaults for missing parts. Raises ArgumentTypeError if it can't be read."""
+    """Return `text` as ADDR:PORT, with defaults for missing parts. Raises ArgumentTypeError if `text` is invalid."""
     found = re.fullmatch(ADDRESS, text or ":0")
     if found is None or int(found[2]) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not an address and a port; write it like 127.0.0.1:8080")
@@ -94,6 +97,6 @@ def known_address(text: str) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return the host and the port of -dashboard."""
+    """Return the host and the port of an address in the form ADDR:PORT (-dashboard)."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)

@@ -1,4 +1,4 @@
-"""Parse Slurm's shorthand for lists of hosts (``gpu[01-03,7],login``) and of numbers (``2(x3),1``). Pure."""
+"""Parse Slurm's shorthand for lists of hosts (``gpu[01-03,7],login``) and of numbers (``2(x3),1``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 def nodes_of(text: str) -> list[str]:
-    """Return the node names in order. Raises ValueError with the part that can't be parsed."""
+    """Return the node names in order. Raises ValueError, whose message contains the part that can't be parsed."""
     found: list[str] = []
     for part in _parts(text):
         found += itertools.islice(_expanded(part, text), _MOST + 1)
@@ -26,7 +26,7 @@ def nodes_of(text: str) -> list[str]:
 
 
 def counts_of(text: str) -> list[int]:
-    """Return one number for each node."""
+    """Return the number for each node, in order."""
     found: list[int] = []
     for part in text.split(","):
         match = _COUNT.fullmatch(part)
@@ -40,7 +40,7 @@ def counts_of(text: str) -> list[int]:
 
 
 def _parts(text: str) -> list[str]:
-    """Split at the commas that are outside brackets."""
+    """Split the text at the commas that are outside brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter == "[") - (letter == "]")
@@ -67,7 +67,7 @@ def _expanded(part: str, text: str) -> Iterator[str]:
 
 
 def _numbers(ranges: str, text: str) -> Iterator[str]:
-    """Yield the numbers, padded to as many digits as the first number of each range."""
+    """Yield the numbers in a list of ranges. Pad each one to as many digits as the first number of its range."""
     for piece in ranges.split(","):
         match = _RANGE.fullmatch(piece)
         low, high = (match[1], match[2] or match[1]) if match else ("1", "0")

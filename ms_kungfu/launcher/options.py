@@ -1,4 +1,4 @@
-"""Check and convert the flags of kungfu-run: every option is either applied or rejected with a message."""
+"""Check and convert the flags of kungfu-run. Each flag either has its effect or is rejected with a message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ms_kungfu.launcher.state.prefix import Prefix, prefix_of
 
 PROGRAM = "kungfu-run"
 _MAX_RESTARTS = 10
-# Unsupported flags of KungFu's kungfu-run, or flags that users may expect, with the alternative to each.
+# Flags that kungfu-run doesn't support but users may expect, for example from KungFu, with the alternative to each.
 _NO_FLAGS = {
     "P": "workers are named by -np, -H and -port-range: the first ports of the range on each host",
     "u": "kungfu-run doesn't log in to hosts; start it on each host, or on all with kungfu-distribute -u USER",
@@ -35,10 +35,10 @@ _NO_FLAGS = {
     **NO_MPIRUN_FLAGS,
     "debug-port": "there is no debug server: -logfile writes the launcher's log, a Monitor in the program serves "
     "metrics (KUNGFU_METRICS_PORT), and the config server returns the cluster",
-    "k": "a job ends with its workers: start kungfu-run again for the next cluster",
-    "t0": "the job's start time isn't needed: each log line has a time",
-    "elastic-mode": "there is one mode: with -w, workers that stay keep their processes and their state (KungFu's "
-    '"delta"); leave it out',
+    "k": "a job ends when its workers have ended; for another cluster, start kungfu-run again",
+    "t0": "the job's start time isn't needed, because each log line has a time",
+    "elastic-mode": "there is only one mode: with -w, workers that stay in the cluster keep their processes and their "
+    'state (KungFu\'s "delta"); leave -elastic-mode out',
     "auto-recover": "give -w: the remaining workers then continue without a restart; add -recover replace to start a "
     "new worker for each failed one",
     "schedule": 'the program sets the schedule of sizes: KungFuElasticCallback("100:2,200:4"), or '
@@ -52,7 +52,7 @@ _OWN_FLAGS = {
     "prefix": "prefix",
     "progress": "progress",
 }  # the flags that a joining host sets itself
-# Strategies between hosts. On one host they have no effect, and the user gets a message (`what_is_done_instead`).
+# Strategies for reductions between hosts. On one host they have no effect, and `what_is_done_instead` says so.
 _STRATEGIES_OF_HOSTS = (
     "STAR",
     "MULTI_STAR",
@@ -66,19 +66,19 @@ _STRATEGIES_OF_HOSTS = (
 
 
 def known_strategy(name: str) -> str:
-    """Return a strategy in its usual spelling. Raises ArgumentTypeError for an unknown strategy."""
+    """Return the name of a strategy in its usual spelling. Raises ArgumentTypeError if the strategy is unknown."""
     if name.upper() in ("AUTO", "SHM", *_STRATEGIES_OF_HOSTS):
         return name.upper()
     raise argparse.ArgumentTypeError(f"unknown strategy {name!r}; leave -strategy out or give AUTO")
 
 
 def what_is_done_instead(strategy: str, is_several: bool) -> str:
-    """Return the message for a KungFu strategy that has no effect here; "" if it has an effect."""
+    """Return a message if a KungFu strategy has no effect in this job, or "" if it has an effect."""
     if is_several or strategy not in _STRATEGIES_OF_HOSTS:
         return ""
     return (
         f"-strategy {strategy} has no effect on one host: its workers reduce in shared memory, which has no "
-        "topology; the job runs as with AUTO"
+        "topology; the job runs as with -strategy AUTO"
     )
 
 
@@ -89,7 +89,7 @@ def _affinity(how: str) -> bool:
 
 
 def known_isa(name: str) -> str:
-    """Return -cpu-isa in its usual spelling. Raises ArgumentTypeError for unknown instructions."""
+    """Return the value of -cpu-isa in its usual spelling. Raises ArgumentTypeError if the value is unknown."""
     if name.lower() in (AUTO, NATIVE):
         return name.lower()
     level = _cpu_isa.level_named(name)
@@ -113,7 +113,7 @@ def _path(text: str) -> Path | None:
 def _flag(
     name: str, help: str, *, metavar: str, type: Callable[[str], Any] = str, default: Any = None, optional: str = ""
 ) -> Any:
-    """Define a field that a flag sets."""
+    """Define a field of `Options` that a flag sets."""
     what = {"name": name, "help": help, "type": type, "metavar": metavar, "optional": optional}
     return field(default=default, metadata=what)
 
@@ -129,15 +129,15 @@ class Options:
     command: tuple[str, ...]
     size: int = _flag("np", "number of workers (default 1)", type=integer(1), default=1, metavar="N")
     watch: bool = _switch("w", "follow the config server: start and end workers as the cluster changes")
-    builtin_port: int | None = _flag(  # the port of the embedded config server; None: no embedded server
+    builtin_port: int | None = _flag(  # the port of the embedded config server, or None if there is none
         "builtin-config-port",
         "run a config server on this port while the job runs; 0 chooses a free port",
         type=integer(0, 65535),
         metavar="PORT",
     )
-    config_server: str | None = _flag(  # URL as given
+    config_server: str | None = _flag(  # the URL as the user has written it
         "config-server",
-        "URL of the config server, e.g. http://127.0.0.1:9100/config, or of the job in an etcd, etcd://HOST:2379/JOB",
+        "URL of the config server, e.g. http://127.0.0.1:9100/config, or of the job in etcd, etcd://HOST:2379/JOB",
         metavar="URL",
     )
     quiet: bool = _switch("q", "print only errors and the workers' output")
@@ -152,36 +152,36 @@ class Options:
     )
     logfile: Path | None = _flag(
         "logfile",
-        "file for the launcher's own log; a relative path is in -logdir, if that is given",
+        "file for the launcher's own log; a relative path begins in -logdir, if that is given",
         type=_path,
         metavar="FILE",
     )
     dashboard: str | None = _flag(
         "dashboard",
-        "serve a live page of the job, printed as a URL with a token; ADDR:PORT (default 127.0.0.1:0, a free port) is "
-        "an address of the controller's host",
+        "serve a live page of the job, and print its URL, which contains a token; ADDR:PORT is an address of the "
+        "controller's host (default 127.0.0.1:0, which means a free port)",
         type=known_address,
         metavar="[ADDR:PORT]",
         optional=ADDRESS,
     )
     prefix: Prefix | None = _flag(
         "prefix",
-        "what stands before each line of the workers: none, rank ([2]), host:rank, time, or two as time,rank; with "
-        "files, as in time,files, also in the files of -logdir (default: rank on a terminal with several workers, "
-        "else none)",
+        "what is printed before each line of a worker's output: none, rank ([2]), host:rank, time, or two of them as "
+        "in time,rank; add files, as in time,files, to write it to the files of -logdir, too (default: rank if several "
+        "workers print to a terminal, else none)",
         type=prefix_of,
         metavar="WHAT",
     )
     progress: bool | None = _switch(
         "progress",
-        "show the job's progress in one line at the bottom of the terminal (default on a terminal, without -q); in a "
-        "pipe: as a log line every 10 s",
+        "show the job's progress in one line at the bottom of the terminal (default on a terminal, without -q); if "
+        "the output is a pipe, -progress logs it every 10 s",
         default=None,
     )
     hosts: Hosts = _flag(
         "H",
-        "the hosts of the job, host:slots[:public address],...; slots is the maximum number of workers of a host, and "
-        "exceeding it is an error (default 127.0.0.1, no limit)",
+        "the hosts of the job, host:slots[:public address],...; slots is the maximum number of workers on the host; a "
+        "larger cluster is an error (default 127.0.0.1 without a maximum)",
         type=parse_hosts,
         default=Hosts(),
         metavar="HOSTS",
@@ -195,14 +195,16 @@ class Options:
     )
     control_port: int = _flag(
         "port",
-        "port on which the launchers of several hosts listen; it is part of their names (default 38080)",
+        "port on which the launchers listen if there are several hosts; it is part of the launchers' names (default "
+        "38080)",
         type=integer(1, 65535),
         default=38080,
         metavar="PORT",
     )
     strategy: str = _flag(
         "strategy",
-        "the reduction between hosts: AUTO (default), RING, STAR, MULTI_STAR, ... (KungFu's names); one host: only SHM",
+        "how data is reduced between hosts, by KungFu's names: AUTO (default), RING, STAR, MULTI_STAR, ...; on one "
+        "host, workers always reduce in shared memory (SHM)",
         type=known_strategy,
         default="AUTO",
         metavar="NAME",
@@ -210,32 +212,32 @@ class Options:
     timeout_s: float | None = _flag(
         "timeout", "end the job after this time, e.g. 1h30m, with exit code 124", type=duration, metavar="TIME"
     )
-    delay_s: float = _flag("delay", "wait before the start", type=duration, default=0.0, metavar="TIME")
+    delay_s: float = _flag("delay", "wait before the job starts", type=duration, default=0.0, metavar="TIME")
     init_version: int | None = _flag(
         "init-version",
-        "first cluster version (default: the version after the config server's, else 0); "
-        "-1 waits for a cluster in the config server and uses it",
+        "number of the first cluster version (default: one more than the config server's version, else 0); -1: wait "
+        "until the config server has a cluster, and use that cluster",
         type=integer(-1, 2**40),
         metavar="N",
     )
     affinity: bool = _flag(
         "affinity",
-        "auto divides the cores among the workers (default); none doesn't",
+        "auto (default): divide the cores among the workers; none: let each worker use all cores",
         type=_affinity,
         default=True,
         metavar="HOW",
     )
     cores_per_worker: int | None = _flag(
         "cores-per-worker",
-        "each worker has exactly K cores at every cluster size; workers share cores if there are too few (default: "
-        "divide all cores; 1 core each if training has shards)",
+        "give each worker exactly K cores at every cluster size; if there are too few cores, workers share them "
+        "(default: divide all cores; if training has shards, 1 core for each worker)",
         type=integer(1),
         metavar="K",
     )
     cpu_isa: str = _flag(
         "cpu-isa",
-        "the widest vector instructions that MindSpore's convolutions may use, equal on all workers: auto (default) "
-        "measures once whether AVX-512 makes them much slower; native sets no limit; or avx2, avx512_core, ...",
+        "the widest vector instructions that MindSpore's convolutions may use on all workers; auto (default): measure "
+        "once whether AVX-512 makes convolutions much slower; native: no limit; or avx2, avx512_core, ...",
         type=known_isa,
         default=AUTO,
         metavar="ISA",
@@ -246,22 +248,24 @@ class Options:
     )
     leave_grace_s: float = _flag(
         "leave-grace",
-        "how long its slot, and the end of the job, wait for a worker that has left the cluster (default 30s)",
+        "how long a worker that has left the cluster may still run before the job reuses its slot, or ends without it "
+        "(default 30s)",
         type=duration,
         default=30.0,
         metavar="TIME",
     )
     grace_period_s: float = _flag(
         "grace-period",
-        "how long the workers may take to write a checkpoint and end after a signal to the launcher (default 30s)",
+        "how long the workers may take to write a checkpoint and exit after the launcher has got a signal (default "
+        "30s)",
         type=duration,
         default=30.0,
         metavar="TIME",
     )
     recover: Recover = _flag(
         "recover",
-        "with -w, what happens if a worker fails: shrink (default): the others continue; replace: the others "
-        "continue, and a new worker joins them; fail: the job ends (as it always does without -w)",
+        "with -w: what happens if a worker fails; shrink (default): the other workers continue; replace: the other "
+        "workers continue, and a new worker joins them; fail: the job ends (without -w, it always ends)",
         type=_recover,
         metavar="HOW",
     )
@@ -270,8 +274,8 @@ class Options:
     )
     max_restarts: int = _flag(
         "max-restarts",
-        "with -recover replace or -standby: how often within 5 minutes a worker's slot, or a standby, may be replaced "
-        f"(default {_MAX_RESTARTS})",
+        "with -recover replace or -standby: how often within 5 minutes the worker in one slot, or a standby, may be "
+        f"replaced (default {_MAX_RESTARTS})",
         type=integer(0),
         metavar="N",
     )
@@ -284,33 +288,37 @@ class Options:
     )
     peer_timeout_s: float | None = _flag(
         "peer-timeout",
-        "kill a worker that hangs for this time, e.g. because it was stopped; 0: never (default "
+        "kill a worker that hangs for this time, e.g. because a signal has stopped it; 0: never (default "
         "$KUNGFU_PEER_TIMEOUT, else 30s)",
         type=duration,
         metavar="TIME",
     )
     host_timeout_s: float | None = _flag(
         "host-timeout",
-        "several hosts: how long a host may be silent, or unreachable for another host, before the others continue "
-        "without it (without -w or with -recover fail the job ends); 0: as long as its connections last (default 10s)",
+        "with several hosts: if a host is silent, or unreachable for another host, for this time, the other hosts "
+        "continue without it (or the job ends, without -w or with -recover fail); 0: wait until its connections end "
+        "(default 10s)",
         type=duration,
         default=10.0,
         metavar="TIME",
     )
     msrun_size: int | None = _flag(
         "msrun-size",
-        "with --msrun: the constant number of ranks that the program sees, and the maximum number of workers (default: "
-        "the slots of -H, else -np)",
+        "with --msrun: the number of ranks that the program always sees, which is the maximum number of workers "
+        "(default: the slots of -H, else -np)",
         type=integer(1),
         metavar="V",
     )
-    # The user's secret, with which several hosts authenticate. None: there is one host, or the network is trusted.
+    # The secret with which several hosts authenticate each other, or None with one host or in a trusted network.
     secret: str | None = field(default=None, repr=False)
-    joins: bool = False  # this host joins a running job (-join)
-    in_slurm: bool = False  # its hosts are the nodes of a Slurm step; SIGUSR1 announces that Slurm will take nodes away
+    joins: bool = False  # whether this host joins a running job (-join)
+    in_slurm: bool = False  # whether the hosts are the nodes of a Slurm step; then SIGUSR1 announces a loss of nodes
 
     def left_s(self, elapsed_s: float) -> float | None:
-        """Return the seconds left of -timeout after `elapsed_s` seconds. The result is always positive."""
+        """Return how many seconds are left until -timeout when the job has run for `elapsed_s` seconds.
+
+        The result is always positive. It is None without -timeout.
+        """
         return None if self.timeout_s is None else max(0.1, self.timeout_s - elapsed_s)
 
     @property
@@ -319,16 +327,16 @@ class Options:
 
     @property
     def host(self) -> Host:
-        """Return the entry for this machine's host."""
+        """Return this host."""
         return self.hosts.own
 
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """A request of this host to join a running job (`joining`).
+    """A request to let this host join a running job (`joining`).
 
-    `own`: the host's name; None: the address of `interface`, or the address from which it reaches the head node.
-    `own_flags`: the fields of Options that each host sets itself.
+    `own`: this host. If it is None, its name is the address of the network interface `interface`, or the address from
+    which it reaches the head node. `own_flags`: the fields of `Options` that each host sets itself.
     """
 
     url: str
@@ -339,7 +347,7 @@ class JoinRequest:
 
 
 def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | EngineRequest:
-    """Return the parsed request. Raises UsageError for an invalid command line."""
+    """Return what a command line requests. Raises UsageError if the command line is invalid."""
     parser = FlagParser(
         PROGRAM,
         f"{PROGRAM} [flags] program [arguments]\n       {PROGRAM} -join URL [-self ADDRESS:SLOTS] [-secret-file FILE]\n"
@@ -378,7 +386,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
         raise UsageError(f"no program to run; write it after the flags: {PROGRAM} -np 2 python train.py")
     check_program(command)
     _check_environment()
-    embeds_somewhere = flags.builtin_port is not None  # perhaps on another host
+    embeds_somewhere = flags.builtin_port is not None  # `settle_hosts` resets the port unless this host runs the server
     settle_words(flags)
     settle_hosts(flags, parser.given)
     flags.size = flags.size or 1
@@ -397,7 +405,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
                 raise UsageError(f"{name} requires -w: without -w the cluster doesn't change")
         if flags.recover not in (None, Recover.FAIL):
             raise UsageError(f"-recover {flags.recover.value} requires -w: without -w the job ends if a worker fails")
-    # 0 is torchrun's default, and always the behaviour here.
+    # -max-restarts 0 is torchrun's default, and is accepted because kungfu-run never restarts all workers.
     if flags.max_restarts and flags.recover is not Recover.REPLACE and not flags.standbys:
         raise UsageError(
             "-max-restarts requires -recover replace or -standby: it limits how often these start a worker again; "
@@ -409,14 +417,14 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
         cores = core_count()
         if flags.cores_per_worker > cores:
             raise UsageError(
-                f"-cores-per-worker {flags.cores_per_worker} is more than the {counted(cores, 'core')} of this host "
-                "for the job"
+                f"-cores-per-worker {flags.cores_per_worker} is more than the {counted(cores, 'core')} that the job "
+                "may use on this host"
             )
     if flags.min_size is not None and flags.size < flags.min_size:
         raise UsageError(f"-np {flags.size} is less than -min-np {flags.min_size}")
     peer_timeout_s = env.PEER_TIMEOUT.get() if flags.peer_timeout_s is None else flags.peer_timeout_s
     flags.logfile = flags.logfile and Path(flags.logdir or ".", flags.logfile)
-    # Watch mode without a config server starts one on any free port; kungfu-run resize finds its URL.
+    # With -w but without a config server, embed one on any free port. kungfu-run resize finds its URL.
     flags.builtin_port = (flags.builtin_port or 0) if embedded else None
     flags.timeout_s, flags.peer_timeout_s = flags.timeout_s or None, peer_timeout_s or None
     flags.host_timeout_s = flags.host_timeout_s or None
@@ -455,7 +463,10 @@ def _join_request(flags: argparse.Namespace, given: set[str], command: Sequence[
 
 
 def _check_environment() -> None:
-    """Report errors in the environment once, before the start; otherwise each worker would report them."""
+    """Check the environment variables that users set. Raise UsageError if one of them is invalid.
+
+    Without this check before the start, each worker would report the error.
+    """
     for variable in env.VARIABLES:
         if "user" in variable.set_by:
             try:

@@ -1,11 +1,11 @@
-"""Choose the TCP congestion control between hosts.
+"""Choose the algorithm for TCP congestion control between hosts.
 
-Systems use BBR for all connections because of the Internet. BBR sends by a timer, which costs more than it gains
-between neighbouring hosts. An all-reduce of 16 MiB over two hosts takes 20 ms with BBR, and 11 ms with CUBIC. A
-connection that has begun with BBR keeps the timer even after a change to another algorithm.
+Some systems use BBR for all connections, because it suits the Internet. BBR sends data by a timer, which costs more
+than it gains between neighbouring hosts. An all-reduce of 16 MiB over two hosts takes 20 ms with BBR, and 11 ms with
+CUBIC. A connection that has begun with BBR keeps the timer even after a change to another algorithm.
 
-So each connection begins with CUBIC if the system's default is BBR, and changes to BBR if the round trip is long. Any
-other default is kept. If the kernel has no CUBIC, nothing is changed.
+So if the system's default is BBR, each connection begins with CUBIC, and changes to BBR if its round trip is long. Any
+other default stays in use. If the kernel has no CUBIC, nothing is changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import struct
 
 FOR_FAR, FOR_NEAR = b"bbr", b"cubic"
 NEAR_US = 2000
-"""Round trip."""
+"""The longest round-trip time, in microseconds, at which a host counts as near."""
 
 _MIN_RTT = struct.Struct("148x I")  # offset in Linux's tcp_info; new kernel versions only append fields
 _NAME_BYTES = 16
@@ -34,14 +34,17 @@ def of_the_system() -> bytes:
 
 
 def begin_near(connection: socket.socket) -> None:
-    """Begin with CUBIC. Call this before the socket connects or listens; accepted connections inherit the choice."""
+    """Begin with CUBIC if the system's default is BBR.
+
+    Call this before the socket connects or listens. Accepted connections inherit the algorithm.
+    """
     with contextlib.suppress(OSError):
         if pace_of(connection) == FOR_FAR:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, FOR_NEAR)
 
 
 def go_on_by_distance(connection: socket.socket) -> None:
-    """Choose the algorithm by the round-trip time. Call this after data was sent and an answer was received."""
+    """Choose the algorithm by the round-trip time. Call this after data has been sent and an answer has arrived."""
     with contextlib.suppress(OSError):
         if pace_of(connection) != FOR_NEAR or of_the_system() != FOR_FAR:
             return

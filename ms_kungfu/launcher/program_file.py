@@ -11,7 +11,10 @@ from ms_kungfu._flags import UsageError
 
 
 def check_program(command: Sequence[str]) -> None:
-    """Raise UsageError if the program can't be started; otherwise each worker would report the error."""
+    """Raise UsageError if the program can't be started.
+
+    Without this check, each worker would report the error.
+    """
     program = command[0]
     if shutil.which(program) is None or os.path.isdir(program):
         if program.endswith(".py") and os.path.isfile(program):
@@ -23,7 +26,10 @@ def check_program(command: Sequence[str]) -> None:
 
 
 def _script_of(command: Sequence[str]) -> str | None:
-    """Return the script that a Python interpreter runs; None for a module, for inline code, or for another program."""
+    """Return the script that a command runs with a Python interpreter.
+
+    Return None if the command runs a module, inline code, or a program other than Python.
+    """
     if not re.fullmatch(r"(python|pypy)[0-9.]*", os.path.basename(command[0])):
         return None
     words = iter(command[1:])

@@ -1,4 +1,4 @@
-"""Determine how many cores the control group quotas allow (docker --cpus, a limit of Kubernetes)."""
+"""Determine how many cores the quotas of control groups allow (docker --cpus, or a CPU limit in Kubernetes)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def _read(path: str) -> str | None:
 
 
 def cpu_quota(read: Read = _read) -> float | None:
-    """Return the smallest quota, in cores, of this process's control group and its ancestors. None: no quota.
+    """Return the smallest CPU quota of this process's control group and its ancestors, in cores.
 
-    `read` returns the text of a file, or None if the file doesn't exist.
+    Return None if there is no quota. `read(path)` returns the text of a file, or None if the file doesn't exist.
     """
     quotas: list[float | None] = []
     for line in (read("/proc/self/cgroup") or "").splitlines():
@@ -35,7 +35,7 @@ def cpu_quota(read: Read = _read) -> float | None:
 
 
 def within_quota(cores: int, quota: float | None) -> int:
-    """Return how many of the cores may be busy at the same time: the quota rounded up, at least 1."""
+    """Return how many of `cores` cores may be busy at the same time. The quota is rounded up, at least to 1."""
     return cores if quota is None else min(cores, max(1, math.ceil(quota)))
 
 

@@ -1,4 +1,4 @@
-"""Describe a host for its registration with the controller, and check such descriptions. Pure."""
+"""Describe a host for its registration with the controller, and check the descriptions of other hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OF_EACH_HOST = {
     "command", "quiet", "show_workers", "logdir", "logfile", "prefix", "progress", "builtin_port",
     "secret", "delay_s", "hosts",
 }  # fmt: skip
-_SHOWN = 160  # the most characters shown of a command that differs
+_SHOWN = 160  # the maximum number of characters that a warning shows of a command
 OF_THE_JOB = [each.name for each in fields(Options) if each.metadata and each.name not in _OF_EACH_HOST]
 
 
@@ -36,7 +36,7 @@ def registration_of(
 
 
 def first_workers(options: Options) -> int:
-    """Return this host's number of workers at the start of the job; 0 if only a running job's controller knows it."""
+    """Return the number of workers on this host at the start of the job, or 0 if this host joins a running job."""
     if options.joins:
         return 0
     first = options.hosts.first_cluster(options.size, options.ports, options.control_port, 0)
@@ -49,7 +49,7 @@ def devices_of(registration: Registration) -> Devices:
 
 
 def flags_of(options: Options) -> dict[str, str]:
-    """Return the flags that apply to the whole job, keyed by their names on the command line."""
+    """Return the values of the flags that apply to the whole job, by the flags' names on the command line."""
     found = {
         f"-{each.metadata['name']}": str(getattr(options, each.name))
         for each in fields(Options)
@@ -59,7 +59,7 @@ def flags_of(options: Options) -> dict[str, str]:
 
 
 def other_versions(host: str, version: str, mindspore: str, own: Registration) -> str:
-    """Return the reason to reject a host with these versions; "" if they are equal to this host's."""
+    """Return the reason to reject a host that uses these versions, or "" if this host uses the same versions."""
     if version != own.version:
         return f"ms_kungfu is {version} on {host}, but {own.version} on {own.host}; install the same on all hosts"
     if mindspore != own.mindspore:
@@ -74,12 +74,12 @@ def other_versions(host: str, version: str, mindspore: str, own: Registration) -
 def other_command(
     host: str, command: Sequence[str], own_host: str, own: Sequence[str], exists: Callable[[str], bool] = os.path.exists
 ) -> str:
-    """Return a warning if a host runs another command than this host; "" if both run the same command.
+    """Return a warning if a host runs another command than this host, or "" if both run the same command.
 
-    A different command is no reason to reject the host: each host may have its interpreter and files in different
-    folders, and other differences may be intended, too.
+    A host isn't rejected because of a different command. Its interpreter and files may be in other folders, and other
+    differences may be intended, too.
 
-    `exists`: whether a file exists on this host. Files of the other host can't be checked from here.
+    `exists(path)` returns whether a file exists on this host. This host can't look for files on the other host.
     """
     words, own_words = list(command)[1:], list(own)[1:]
     if len(words) == len(own_words) and all(_alike(*pair, exists) for pair in zip(words, own_words)):
@@ -89,7 +89,10 @@ def other_command(
 
 
 def _alike(word: str, own: str, exists: Callable[[str], bool]) -> bool:
-    """Return whether the words are equal or name the same file in different folders, also after an option's ``=``."""
+    """Return whether the words are equal, or name the same file in different folders.
+
+    If both words have the form ``--option=value``, compare the values in this way.
+    """
     option, equals, value = own.partition("=")
     if equals and option.startswith("-") and word.startswith(option + equals):
         word, own = word[len(option + equals) :], value
@@ -97,7 +100,7 @@ def _alike(word: str, own: str, exists: Callable[[str], bool]) -> bool:
 
 
 def _excerpts(one: str, other: str) -> tuple[str, str]:
-    """Return a short excerpt of each of two different texts, which includes the first difference."""
+    """Return a short excerpt from each of two texts. The excerpts contain the first difference between the texts."""
     one, other = (printable(" ".join(text.split())) for text in (one, other))
     same = len(os.path.commonprefix([one, other]))
     begin = max(0, same - _SHOWN // 2) if max(len(one), len(other)) > _SHOWN else 0
@@ -111,9 +114,10 @@ def _excerpts(one: str, other: str) -> tuple[str, str]:
 def objection(
     registration: Registration, own: Registration, present: Mapping[str, object], same_flags: bool = True
 ) -> str:
-    """Return why a host can't take part in the job; "" if it can.
+    """Return why a host can't take part in the job, or "" if it can.
 
-    `same_flags`: true if the host received the job's flags from the controller.
+    `same_flags`: whether the host must have the same flags. A joining host needn't, because it gets the job's flags
+    from the controller.
     """
     why = other_versions(registration.host, registration.version, registration.mindspore, own)
     if why:

@@ -1,4 +1,4 @@
-"""Read the secret that the hosts of a job share, from a file of the user (``-secret-file``)."""
+"""Read the secret that a job's hosts share, from a file that the user names (``-secret-file``)."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class SecretError(Exception):
 def read_secret_file(path: str) -> str:
     """Return the hexadecimal digits in a secret file.
 
-    As with ssh keys, the file must belong to this user, and no other user may be able to read or write it.
+    As with an ssh key, the file must belong to this user, and no other user may have permission to read or write it.
     """
     try:
-        # Don't wait for the writer if the path is a FIFO.
+        # Open without blocking, so that this doesn't wait for a writer if the path is a FIFO.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise SecretError(f"-secret-file {path} can't be read: {error.strerror}") from None
@@ -57,7 +57,7 @@ def read_secret_file(path: str) -> str:
 
 
 def given_secret(file: str | None) -> str | None:
-    """Return the user's secret, from `file` or from the environment."""
+    """Return the secret that the user has given in `file` or in the environment, or None."""
     try:
         given = env.JOB_SECRET.get()
     except ValueError as error:
@@ -72,7 +72,7 @@ def given_secret(file: str | None) -> str | None:
 def secret_for(environment: Mapping[str, str], file: str | None, url: str) -> str | None:
     """Return the secret of the job whose config server is at `url`.
 
-    The secret is read from `file`, otherwise from the environment, otherwise from the file that the server has left for
-    this user.
+    If `file` is given, read the secret from it. Otherwise, take the secret from the environment, or else from the file
+    that the config server has written for this user.
     """
     return secret_from(environment, url) if file is None else given_secret(file)

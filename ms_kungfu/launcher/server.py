@@ -1,12 +1,13 @@
-"""Accept connections for the launcher's servers, and limit which are served.
+"""Accept connections for the launcher's servers, and limit how many connections are served.
 
-1. An unauthenticated client has a bounded cost. It has `HANDSHAKE_S` to prove that it knows the job's secret, and
-   sends only small messages until then. At most `most_unproved` such connections are served. One more connection ends
-   the oldest one; its caller notices that before it has an answer, and can call again.
+1. The cost of an unauthenticated client is bounded. The client must prove within `HANDSHAKE_S` that it knows the job's
+   secret, and can send only small messages until then. At most `most_unproved` such connections are served. If there is
+   one more, the oldest one is ended. Its client notices that before it has got an answer, and can call again.
 
-2. If the process lacks descriptors or memory, a listener pauses briefly; clients wait in its backlog.
+2. If the process lacks descriptors or memory, a listener pauses briefly. In the meantime, clients wait in its backlog.
 
-3. Every exception is caught within its connection, because the event loop's exception handler would end the job.
+3. An exception ends only the connection in which it occurs. Otherwise, the event loop's exception handler would end the
+   job.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _RETRY_S = 0.2
 
 
 class Listener:
-    """Call `accepted` with each connection and its source, in the event loop, from construction to `close`.
+    """Call `accepted` in the event loop with each connection and its source address, from construction to `close`.
 
-    `socket` is listening, and the Listener owns it. `troubled` is called if no connection can be accepted.
+    The Listener owns the listening socket `listening`. `troubled` is called if no connection can be accepted.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Listener:
         self.resume()
 
     def rest(self) -> None:
-        """Stop accepting; clients wait in the backlog until `resume`."""
+        """Stop accepting connections until `resume` is called. In the meantime, clients wait in the backlog."""
         self._loop.remove_reader(self._socket)
 
     def resume(self) -> None:
@@ -73,11 +74,11 @@ class Listener:
 
 
 class Server(Generic[C]):
-    """Serve connections once they are authenticated. Runs in the event loop."""
+    """Authenticate connections, and serve the authenticated ones. Call all methods in the event loop."""
 
     most_unproved = 128
     most_proved = math.inf
-    silent_s = HANDSHAKE_S  # if there are too many connections, remove clients that are silent for this long
+    silent_s = HANDSHAKE_S  # if there are too many connections, end those that aren't authenticated after this time
 
     def __init__(self, secret: bytes, roles: Roles) -> None:
         self._secret, self._roles = secret, roles
@@ -85,14 +86,14 @@ class Server(Generic[C]):
         self._listener: Listener | None = None
         self._unproved: dict[asyncio.Task[None], tuple[Stream, float]] = {}  # oldest first, each with its start time
         self._proved: set[asyncio.Task[None]] = set()
-        self._troubles: set[str] = set()  # the errors that were logged
-        # If the process may open few descriptors, clients must not use all of them.
+        self._troubles: set[str] = set()  # the errors that have been logged
+        # If the process may open only few descriptors, clients must not use all of them.
         self.most_unproved = connection_limit(self.most_unproved)
 
     # ---- methods that each kind of server defines ----
 
     def _open(self, connection: socket.socket) -> C:
-        """Open a connection. Raises an exception if that fails; the caller then closes the connection."""
+        """Return a channel for a new connection. If this raises an exception, the caller closes the connection."""
         raise NotImplementedError
 
     async def _serve(self, channel: C) -> bool:
@@ -100,13 +101,13 @@ class Server(Generic[C]):
         raise NotImplementedError
 
     def _rejected(self, source: str, error: Exception) -> None:
-        """Record that a connection wasn't authenticated."""
+        """Record that a connection was rejected, because it wasn't authenticated."""
 
     def _ended(self, source: str, error: Exception) -> None:
-        """Record that an authenticated connection has failed in a way that a peer can cause."""
+        """Record that an authenticated connection has failed because of an error that the other end can cause."""
 
     def _troubled(self, error: OSError) -> None:
-        """Record that no connection can be accepted for now. Called once for each reason."""
+        """Record that no connection can be accepted for now. This is called once for each reason."""
 
     # ---- methods common to all servers ----
 
@@ -114,7 +115,7 @@ class Server(Generic[C]):
         self._listener = Listener(listening, self._on_accepted, self._on_trouble)
 
     def end(self) -> None:
-        """Request the end of all connections, without waiting."""
+        """End all connections, but don't wait until they have ended."""
         if self._listener is not None:
             self._listener.close()
         for task in (*self._unproved, *self._proved):
@@ -154,12 +155,12 @@ class Server(Generic[C]):
         task.add_done_callback(self._forget)
 
     def _make_room(self) -> None:
-        """End the oldest unauthenticated connection, and those that have been unauthenticated for too long."""
+        """End the oldest unauthenticated connection, and all that have been unauthenticated for too long."""
         now = self._loop.time()
         for place, (task, (channel, since)) in enumerate(list(self._unproved.items())):
             if place == 0 or now - since > self.silent_s:
                 del self._unproved[task]
-                self._proved.add(task)  # until the connection ends
+                self._proved.add(task)  # `_forget` removes the task when the connection has ended
                 channel.end()
 
     def _forget(self, task: asyncio.Task[None]) -> None:
@@ -177,8 +178,8 @@ class Server(Generic[C]):
     async def _meet(self, channel: C, source: str) -> None:
         """Authenticate and serve a connection.
 
-        Before the proof each exception is logged as a rejection. After the proof an exception ends the connection and
-        everything that `_serve` has begun.
+        If an exception occurs before the client has proved that it knows the secret, log it as a rejection. A later
+        exception ends the connection and everything that `_serve` has begun.
         """
         assert isinstance(channel, Stream)
         task = asyncio.current_task()

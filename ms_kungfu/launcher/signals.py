@@ -1,8 +1,8 @@
 """Handle the launcher's signals until its process has ended.
 
-`loop.add_signal_handler` restores a signal's default action when the loop closes. The default action of SIGTERM, and of
-SIGUSR1 in a Slurm job, kills a process that is about to end with the job's exit code. A scheduler that takes nodes away
-often sends the signal twice.
+If `loop.add_signal_handler` is used, a signal gets its default action again when the loop closes. The default action
+kills a launcher that is about to exit with the job's exit code. This matters for SIGTERM, and for SIGUSR1 in a Slurm
+job, because a scheduler that takes nodes away often sends the signal twice.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH)
 Handler = Callable[[int], Any]
 Catch = Callable[
     [asyncio.AbstractEventLoop, int, Handler, int], None
-]  # arguments: signal number, callback in the loop, callback's argument
+]  # arguments: the event loop, the signal's number, the callback in the loop, and the callback's argument
 
 
 def hear(loop: asyncio.AbstractEventLoop, interrupt: Handler, pass_on: Handler, in_slurm: bool, catch: Catch) -> None:
-    """Call `interrupt` for signals that end the job, and `pass_on` for signals to the workers, in the event loop.
+    """From now on, call `interrupt` for signals that end the job, and `pass_on` for signals meant for the workers.
 
-    Call this in the main thread. `catch` is `outlive`, except in a simulated process.
+    Both are called in the event loop. Call this function in the main thread. `catch` is `outlive`, except in a
+    simulated process.
     """
     for number in _ENDING:
-        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # nohup
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # under nohup
             continue
         if number == signal.SIGTERM:
             catch(loop, number, interrupt, number)
@@ -41,7 +42,7 @@ def hear(loop: asyncio.AbstractEventLoop, interrupt: Handler, pass_on: Handler, 
 
 
 def outlive(loop: asyncio.AbstractEventLoop, number: int, callback: Handler, argument: int) -> None:
-    """Act as `loop.add_signal_handler`, but ignore signals after the loop has closed."""
+    """Do the same as `loop.add_signal_handler`, but ignore the signal after the loop has closed."""
 
     def handler(*_: object) -> None:
         if not loop.is_closed():
@@ -52,6 +53,9 @@ def outlive(loop: asyncio.AbstractEventLoop, number: int, callback: Handler, arg
 
 
 def ignore_from_now_on(in_slurm: bool) -> None:
-    """Ignore signals: the exit code is final, and Python removes its handlers shortly before the process ends."""
+    """Ignore signals from now on, because the job's exit code is final.
+
+    Python's own handlers aren't enough, because Python removes them shortly before the process exits.
+    """
     for number in [signal.SIGTERM, *([signal.SIGUSR1] if in_slurm else ())]:
         signal.signal(number, signal.SIG_IGN)

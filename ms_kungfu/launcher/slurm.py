@@ -1,9 +1,9 @@
-"""Derive a job's hosts from a Slurm step: ``srun kungfu-run python train.py`` needs no list of hosts.
+"""Derive a job's hosts from a Slurm step, so that ``srun kungfu-run python train.py`` needs no list of hosts.
 
-The hosts are the nodes of the step, and the node number identifies this host. A node may have as many workers as srun
-starts tasks on it. If srun starts one task per node, a node may have as many workers as the allocation has cores on it.
-The first task of a node is its kungfu-run. The other tasks end at once; kungfu-run also uses the cores to which they
-are bound.
+The hosts are the nodes of the step. The node number that Slurm sets identifies this host. A node may have as many
+workers as srun starts tasks on it. If srun starts one task per node, a node may have as many workers as the allocation
+has cores on it. The first task on a node runs as the node's kungfu-run. The other tasks on the node end at once, and
+kungfu-run also uses the cores to which Slurm has bound them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ms_kungfu._words import counted
 from ms_kungfu.launcher.node_lists import counts_of, nodes_of
 from ms_kungfu.launcher.state.hosts import Host, parse_hosts
 
-# Steps that srun hasn't started (a batch script, an interactive shell) have step IDs from this number on.
+# Step IDs from this number on belong to steps that srun hasn't started (a batch script, an interactive shell).
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 _PORTS = range(12000, 28000)  # below the ephemeral ports of most systems
 _PORTS_OF_A_JOB = 16
@@ -30,15 +30,15 @@ _REMEDY = "name the hosts with -H, or give --standalone for a job on this host"
 
 
 class SpareTaskError(Exception):
-    """This task has nothing to do: kungfu-run for this node is another task."""
+    """This task has nothing to do, because another task on this node runs as the node's kungfu-run."""
 
 
 @dataclass(frozen=True)
 class Step:
     """A Slurm step.
 
-    `own`: the name of this node. `size`: the default number of workers. `port`: the port of the launchers. It is the
-    same on all nodes, and differs from that of another job on the same nodes.
+    `own`: the name of this node. `size`: the default number of workers. `port`: the port on which the launchers listen.
+    It is the same on all nodes, and differs from the port of another job on the same nodes.
     """
 
     hosts: tuple[Host, ...]
@@ -60,9 +60,10 @@ def is_step(environ: Mapping[str, str]) -> bool:
 
 
 def step_of(environ: Mapping[str, str]) -> Step:
-    """Return the step, if this is the first task of its node.
+    """Return the Slurm step of this process.
 
-    Raises SpareTaskError in any other task, and UsageError if Slurm's variables are inconsistent.
+    Raises SpareTaskError if this isn't the first task on its node, and UsageError if Slurm's variables are
+    inconsistent.
     """
     try:
         return _step_of(environ)
@@ -103,7 +104,7 @@ def _read(variable: env.Variable[str | None], parse: Callable[[str], list[T]], e
 
 
 def _cores_of(nodes: list[str], environ: Mapping[str, str]) -> list[int]:
-    """Return the number of cores that the allocation has on each of the step's nodes."""
+    """Return the number of cores of the allocation on each node of the step."""
     if env.SLURM_JOB_CPUS_PER_NODE.get(environ) is None:
         return [1] * len(nodes)
     every = _read(env.SLURM_JOB_NODELIST, nodes_of, environ)
@@ -112,7 +113,7 @@ def _cores_of(nodes: list[str], environ: Mapping[str, str]) -> list[int]:
 
 
 def take_cores(environ: Mapping[str, str]) -> None:
-    """Use the cores of all tasks of the step on this node, if Slurm has bound the tasks to cores."""
+    """If Slurm has bound the step's tasks to cores, use the cores of all tasks on this node."""
     with contextlib.suppress(
         ValueError, OSError
     ):  # nothing to do if the tasks aren't bound, or if Slurm doesn't allow other cores

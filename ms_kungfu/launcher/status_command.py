@@ -34,14 +34,14 @@ _Document = dict[str, Any]
 def status(arguments: Sequence[str]) -> int:
     """Print the status of jobs.
 
-    Exit status: 0 if every requested job is shown, 1 if a job doesn't answer or the job at the URL isn't found, 2 for a
+    Exit status: 0 if every requested job is shown; 1 if a job doesn't answer, or if no job is found at the URL; 2 for a
     wrong command line.
     """
     parser = FlagParser(
         _PROGRAM,
         f"{_PROGRAM} [URL] [flags]",
-        "Shows a job: its hosts, workers and their steps, and its last changes with their reasons. Without a config "
-        "server's URL, shows all jobs of this user on this machine.",
+        "Shows the job that has the config server at URL: its hosts, its workers and their steps, and its last changes "
+        "with their reasons. Without URL, shows all jobs of this user on this machine.",
     )
     parser.flag("config-server", "the URL, as in other commands", metavar="URL")
     parser.flag("json", "print JSON: a list with one object for each job", type=switch, default=False)
@@ -80,7 +80,7 @@ def _show(jobs: Sequence[_Document], as_json: bool) -> None:
 
 
 def printable_job(told: Any) -> Any:
-    """Return a job's strings without characters that control a terminal."""
+    """Return a copy of a job's document in which no string contains characters that control a terminal."""
     if isinstance(told, str):
         return printable(told)
     if isinstance(told, dict):
@@ -89,7 +89,7 @@ def printable_job(told: Any) -> Any:
 
 
 def job_at(url: str, secret_file: str | None) -> _Document:
-    """Return the status of the job at `url`. Raises ConfigServerError if the job isn't found."""
+    """Return the status of the job whose config server is at `url`. Raises ConfigServerError if there is none."""
     try:
         store = open_store(url)
         for job in jobs_of_this_user(ANSWER_S):
@@ -123,7 +123,7 @@ def job_at(url: str, secret_file: str | None) -> _Document:
 
 
 def readable(document: _Document) -> _Document:
-    """Return a launcher's answer, or {"error": ...} if it isn't the status of a job."""
+    """Return a launcher's answer, or {"error": ...} if the answer isn't the status of a job."""
     trouble = _trouble_with(document)
     return {"error": trouble} if trouble else document
 
@@ -137,7 +137,10 @@ def _trouble_with(document: _Document) -> str | None:
 
 
 def _held(url: str, cluster: Cluster, leadership: LeadershipState) -> _Document:
-    """Return what a store contains without a launcher: the cluster, and the controller if it can move."""
+    """Return a status document made from a store's contents alone, because no launcher has answered.
+
+    It contains the cluster. If the controller of the job can move, it also contains what the snapshot says.
+    """
     document: _Document = {
         "state": "unknown",
         "why": "the config server runs without a job and has only the desired cluster; run this command on a host of "
@@ -170,7 +173,7 @@ def _held(url: str, cluster: Cluster, leadership: LeadershipState) -> _Document:
 
 
 def _who_has_it(holder: str, snapshot: LeaderSnapshot) -> str:
-    """Return a sentence about which host controls a job that hasn't ended."""
+    """Return a sentence that names the host that controls a job. The job hasn't ended."""
     head = holder or snapshot.head
     others = [name for name in snapshot.present if name != head]
     if snapshot.versions.committed is None:
@@ -189,7 +192,10 @@ def _who_has_it(holder: str, snapshot: LeaderSnapshot) -> str:
 
 
 def _without_repeats(jobs: Any) -> list[_Document]:
-    """Drop duplicates: a job over several hosts answers on each, and one machine may have several hosts' addresses."""
+    """Drop repeated answers of the same job.
+
+    A job with several hosts has a launcher for each host, and one machine may have the addresses of several hosts.
+    """
     found: dict[Any, _Document] = {}
     for number, job in enumerate(jobs):
         found.setdefault(job.get("job") or number, job)
@@ -250,7 +256,7 @@ COLUMNS = ("rank", "host", "name", "pid", "device", "step", "step time", "ended"
 
 
 def row_of(p: Mapping[str, Any], version: int | None) -> list[str]:
-    """Return the `COLUMNS` of a process. `version`: the committed one."""
+    """Return the values of the `COLUMNS` for a process. `version`: the committed cluster version."""
     return [
         _text(p.get("rank")), p["host"], _text(p.get("peer")), _text(p.get("pid")), _text(p.get("device")),
         _text(p.get("step")), _seconds(p.get("step_s")), _ago(p.get("step_ended_s_ago")), _state(p, version),
@@ -270,10 +276,10 @@ def _table(processes: Sequence[Mapping[str, Any]], version: int | None) -> list[
 
 
 def _state(process: Mapping[str, Any], version: int | None) -> str:
-    """Return a worker's state as text.
+    """Return a worker's state as text. `version`: the committed cluster version.
 
-    A joining worker has a rank of the version that it joins. In `version`, the present one, another worker may have
-    that rank.
+    The rank of a joining worker is its rank in the version that it joins. In `version`, another worker may have the
+    same rank.
     """
     state, rank, joins_with = str(process["state"]), process.get("rank"), process.get("joined_with")
     state += f": {process['why']}" if process.get("why") else ""
@@ -296,7 +302,7 @@ def _ago(seconds: float | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a duration in whole units."""
+    """Return a duration as text in whole seconds, minutes or hours."""
     whole = int(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -306,7 +312,7 @@ def span(seconds: float) -> str:
 
 
 def clock(moment: float) -> str:
-    """Return a time of day, with the date if it isn't today's."""
+    """Return a moment as a time of day. If it isn't today, include the date."""
     then = time.localtime(moment)
     same_day = time.strftime("%Y%j", then) == time.strftime("%Y%j")
     return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", then)

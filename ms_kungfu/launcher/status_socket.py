@@ -1,10 +1,11 @@
-"""Let `kungfu-run status` find the jobs of its user on this machine.
+"""Let `kungfu-run status` find its user's jobs on this machine.
 
-Each launcher listens on a Unix socket in the folder of this user's secrets (`config_server.secret_file`). No other user
-can enter that folder.
+Each launcher listens on a Unix socket in the folder that contains this user's secrets (`config_server.secret_file`). No
+other user can enter that folder.
 
-The server sends each client one JSON document and closes the connection. It reads nothing from the client. It serves a
-few clients at a time, each for a few seconds at most. A failure ends only that client's connection.
+The launcher sends each client one JSON document and closes the connection. It reads nothing from the client. It serves
+only a few clients at the same time, and each client for a few seconds at most. A failure ends only the connection of
+one client.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ _MAX_ANSWER_BYTES = 16 * 1024 * 1024
 
 
 class StatusServer:
-    """Listen from construction to `close`, in the event loop. Raises OSError or SecretFileError if that fails."""
+    """Listen in the event loop, from construction to `close`.
+
+    Raises OSError or SecretFileError if the socket can't be created.
+    """
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -54,7 +58,7 @@ class StatusServer:
         self._listener = Listener(listening, self._on_accepted)
 
     def close(self) -> None:
-        """End the connections of clients that are being served."""
+        """Stop listening, and end the connections of clients."""
         self._listener.close()
         for client in self._clients:
             client.cancel()
@@ -82,19 +86,20 @@ class StatusServer:
                 await within(_SEND_S, self._loop.sock_sendall(client, text.encode()))
             except (OSError, ProtocolError, asyncio.TimeoutError):
                 raise
-            except Exception as error:  # ends this connection, never the job
+            except Exception as error:  # this ends the connection, but not the job
                 _log.error('internal error: where=status error="%r"', error, exc_info=error)
 
 
 def _bind(listening: socket.socket) -> tuple[Path, int]:
-    """Make the socket listen in this user's folder. Return its path and inode."""
+    """Make the socket listen in this user's folder. Return the socket's path and inode."""
     trouble: Exception = OSError("no folder for the socket can be used")
     for directory in own_directories():
         try:
             with made(directory) as folder:
                 name = f"{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}"
-                # Bind relative to the folder's descriptor, because a path may have only 107 bytes. Rename the socket
-                # once it listens, because clients regard a socket that doesn't listen as left by a killed launcher.
+                # Bind the socket by a path through the folder's descriptor, because a path may have only 107 bytes.
+                # Give the socket its name only when it listens: if a socket doesn't listen, clients assume that a
+                # killed launcher has left it, and delete it.
                 listening.bind(f"/proc/self/fd/{folder}/.{name}")
                 listening.listen(_BACKLOG)
                 os.rename(f".{name}", name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -105,7 +110,7 @@ def _bind(listening: socket.socket) -> tuple[Path, int]:
 
 
 def never_raises(describe: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """Catch exceptions in `describe`, so that a bug in it can't end the job."""
+    """Return a function like `describe` that never raises an exception, so that a bug in it can't end the job."""
     logged = set()
 
     def described() -> dict[str, Any]:
@@ -121,12 +126,18 @@ def never_raises(describe: Callable[[], dict[str, Any]]) -> Callable[[], dict[st
 
 
 def jobs_of_this_user(timeout_s: float) -> Iterator[dict[str, Any]]:
-    """Yield the status from each launcher of this user on this machine; {"error": a message} if one doesn't answer."""
+    """Yield the status document of each launcher of this user on this machine.
+
+    If a launcher doesn't answer, yield {"error": a message} for it.
+    """
     return (job for _, job in jobs_by_launcher(timeout_s))
 
 
 def jobs_by_launcher(timeout_s: float, pid: int | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the launchers' process IDs and their answers, as `jobs_of_this_user`. `pid`: ask only this launcher."""
+    """Yield each launcher's process ID, and its answer as in `jobs_of_this_user`.
+
+    If `pid` is given, ask only the launcher with that process ID.
+    """
     seen: set[str] = set()
     prefix = "" if pid is None else f"{pid}."
     for directory in own_directories():
@@ -134,7 +145,7 @@ def jobs_by_launcher(timeout_s: float, pid: int | None = None) -> Iterator[tuple
             names = [n for n in os.listdir(folder) if n.endswith(_SUFFIX) and not n.startswith(".") and n not in seen]
             names = [n for n in names if n.isascii() and n.startswith(prefix) and n.partition(".")[0].isdigit()]
             seen.update(names)
-            # Ask in parallel, because a launcher that doesn't answer takes until the timeout.
+            # Ask all launchers in parallel, because a launcher that doesn't answer costs the whole time limit.
             with ThreadPoolExecutor(_MAX_CLIENTS) as threads:
                 answers = threads.map(lambda name: _ask(folder, name, timeout_s), sorted(names))
                 for name, found in zip(sorted(names), answers):
@@ -143,7 +154,7 @@ def jobs_by_launcher(timeout_s: float, pid: int | None = None) -> Iterator[tuple
 
 
 def _ask(folder: int, name: str, timeout_s: float) -> dict[str, Any] | None:
-    """Return the launcher's answer; None if the launcher no longer exists."""
+    """Return the launcher's answer, or None if the launcher no longer exists."""
     pid = name.partition(".")[0]
     deadline = time.monotonic() + timeout_s
     text = b""
@@ -163,7 +174,7 @@ def _ask(folder: int, name: str, timeout_s: float) -> dict[str, Any] | None:
         except (socket.timeout, BlockingIOError):
             return {"error": f"the job of process {pid} doesn't answer within {timeout_s:g} s: its launcher is stopped"
                     " or overloaded"}  # fmt: skip
-        except OSError:  # a reset
+        except OSError:  # the connection was reset
             text = b""
         except ProtocolError:  # not a process of this user
             return None
@@ -179,7 +190,7 @@ def _connect(server: socket.socket, address: str, deadline: float) -> None:
         try:
             server.connect(address)
             return
-        except BlockingIOError:  # other clients fill the backlog, and the timeout doesn't apply to that
+        except BlockingIOError:  # other clients fill the backlog; the socket's timeout doesn't cover this case
             if time.monotonic() > deadline:
                 raise
         time.sleep(_FULL_RETRY_S)

@@ -20,13 +20,13 @@ _LOOK_S = 1.0
 
 
 class _NoJobError(Exception):
-    """There is no such job, or there are several."""
+    """The requested job isn't found, or the user has several jobs and hasn't chosen one."""
 
 
 def top(arguments: Sequence[str]) -> int:
-    """Show a job until it ends or the user presses Ctrl-C. In a pipe, show it once.
+    """Show a job until it ends or the user presses Ctrl-C. If standard output is a pipe, show the job once.
 
-    Exit status: 0, 1 if the job isn't found, 2 for a wrong command line or if rich is missing.
+    Exit status: 0 if the job is shown, 1 if it isn't found, 2 if the command line is wrong or rich isn't installed.
     """
     parser = FlagParser(
         _PROGRAM,
@@ -61,7 +61,10 @@ def top(arguments: Sequence[str]) -> int:
 
 
 def _finder(job: str | None, secret_file: str | None) -> Callable[[], dict[str, Any]]:
-    """Return a function that returns the job's document, with the memory of its processes on this machine."""
+    """Return a function that returns the job's status document.
+
+    If the job runs only on this machine, the document also contains the memory of each process.
+    """
     if job is not None and "://" in job:
         return lambda: printable_job(job_at(job, secret_file))
     if secret_file is not None:
@@ -77,7 +80,9 @@ def _finder(job: str | None, secret_file: str | None) -> Callable[[], dict[str, 
         if not found:
             if chosen in answers:
                 raise ConfigServerError(answers[chosen]["error"])
-            raise _NoJobError("no job of this user runs on this machine" if chosen is None else f"no job {chosen} runs")
+            raise _NoJobError(
+                "no job of this user runs on this machine" if chosen is None else f"no job of process {chosen} runs"
+            )
         if len(found) > 1:
             listed = ", ".join(f"{pid} ({' '.join(answer['command'])})" for pid, answer in found.values())
             raise _NoJobError(f"{len(found)} jobs of this user run here; give one of {listed}")
@@ -88,7 +93,7 @@ def _finder(job: str | None, secret_file: str | None) -> Callable[[], dict[str, 
 
 
 def _with_memory(job: dict[str, Any]) -> dict[str, Any]:
-    """Add the memory of each process, in bytes, if the job is on this machine alone."""
+    """If the job runs on this machine alone, add the memory of each process in bytes."""
     if len(job["hosts"]) == 1:
         for process in job["processes"]:
             process["memory"] = resident_bytes(process["pid"]) if process["pid"] else None
@@ -96,7 +101,7 @@ def _with_memory(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _never_raises(look: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any] | None]:
-    """Return {"error": ...} if the job doesn't answer, and None if it has ended."""
+    """Return a function like `look` that returns {"error": ...} if the job doesn't answer, and None if it has ended."""
 
     def found() -> dict[str, Any] | None:
         try:

@@ -1,4 +1,4 @@
-"""The picture of a job for ``kungfu-run top``, made with rich from the job's status document."""
+"""Draw a job for ``kungfu-run top``, with rich, from the job's status document."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from ms_kungfu.launcher.status_command import COLUMNS, change_of, clock, row_of,
 
 _CHANGES_SHOWN = 5
 _BAR_COLUMNS = 30
-_COLUMNS = 80  # if COLUMNS is 0
+_COLUMNS = 80  # the width of the picture if the environment variable COLUMNS is 0
 _BAD_STATES = ("stuck", "failing", "overdue", "killed", "unkillable", "exited")
 
 
 def show_live(first: dict[str, Any], look: Callable[[], dict[str, Any] | None], look_s: float) -> None:
-    """Show the job on a screen of its own until it has ended. `look` returns its document, or None after the end."""
+    """Show the job on a separate screen until the job has ended.
+
+    `look()` returns the job's status document, or None when the job has ended.
+    """
     console = _console()
     job: dict[str, Any] | None = first
     last = first
@@ -49,7 +52,7 @@ def _console() -> Console:
 
 
 def picture(job: Mapping[str, Any], now: float, height: int | None) -> RenderableType:
-    """Return the picture of a job. `height`: the rows of the terminal, which the picture fits; None is no limit."""
+    """Return the picture of a job. `height`: the number of rows that the picture may have, or None if any number."""
     above: list[RenderableType] = [*_title(job, now), Text(states_of(job), "bold")]
     if "error" in job:
         above.append(Text(job["error"], "red"))
@@ -102,7 +105,7 @@ def _ranks(job: Mapping[str, Any], rows_left: int | None) -> RenderableType:
     processes: Sequence[Mapping[str, Any]] = job["processes"]
     shown = list(processes)
     if rows_left is not None and len(shown) > max(rows_left, 1):
-        # What is in trouble is shown first.
+        # Prefer processes that have a problem.
         shown = sorted(shown, key=lambda p: not (p["state"] in _BAD_STATES or p.get("why")))[: max(rows_left - 1, 1)]
         shown.sort(key=processes.index)
     version = None if job.get("cluster") is None else job["cluster"]["version"]

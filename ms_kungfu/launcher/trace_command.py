@@ -26,22 +26,23 @@ _EVENT = msgspec.json.Decoder(TraceEvent)
 
 
 def trace(arguments: Sequence[str]) -> int:
-    """Merge traces and print their summary.
+    """Merge traces and print a summary of them.
 
-    Exit status: 0, 1 if there is no readable trace or the file can't be written, 2 for a wrong command line.
+    Exit status: 0 if the file is written, 1 if there is no readable trace or the file can't be written, 2 for a wrong
+    command line.
     """
     parser = FlagParser(
         _PROGRAM,
         f"{_PROGRAM} DIR... [-o FILE]",
         "Merges the traces that the workers of a job have written (KUNGFU_TRACE=DIR) into one file for "
-        "https://ui.perfetto.dev, with one clock, and prints where the time went. If each host has a folder of its "
-        "own, copy the files into one folder, or give all folders.",
+        "https://ui.perfetto.dev, in which all times are by one clock. Prints how the job spent its time. If each host "
+        "has a folder of its own, copy the files into one folder, or give all folders.",
     )
     parser.flag("o", "the file to write, gzip if it ends in .gz (default: DIR/trace.json)", metavar="FILE")
     try:
         flags, folders = parser.parse_among(arguments)
         if not folders:
-            raise UsageError(f"give the folder of KUNGFU_TRACE, e.g. {_PROGRAM} traces")
+            raise UsageError(f"give the folder that KUNGFU_TRACE names, e.g. {_PROGRAM} traces")
         output = Path(flags.o or Path(folders[0], "trace.json"))
         if any(_is_trace_in(folder, output) for folder in folders):
             raise UsageError(f"-o {output} has the name of a worker's trace; give another name than {_TRACES}")
@@ -60,7 +61,7 @@ def trace(arguments: Sequence[str]) -> int:
 
 
 def events_in(path: Path) -> Iterator[TraceEvent]:
-    """Read a worker's trace line by line. A line that was cut short, as in the trace of a killed worker, is left out.
+    """Read a worker's trace line by line, and leave out incomplete lines, as in the trace of a killed worker.
 
     Raises:
         OSError: the file can't be read.
@@ -70,7 +71,7 @@ def events_in(path: Path) -> Iterator[TraceEvent]:
 
 
 def _numbered(path: Path) -> Iterator[tuple[int, TraceEvent]]:
-    """Read a trace as `events_in` does, with the number of each line."""
+    """Read a trace as `events_in` does, but yield each event with the number of its line."""
     with os.fdopen(open_regular(path), "rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -110,7 +111,7 @@ def _read_all(folders: Sequence[str]) -> list[tuple[WorkerTrace, Path]]:
 
 
 def _newest_job(workers: list[tuple[WorkerTrace, Path]]) -> list[tuple[WorkerTrace, Path]]:
-    """Return the traces of the job that began last, in the order of their ranks."""
+    """Return the traces of the job that began last, in rank order."""
     newest = max(workers, key=lambda each: each[0].unix_us)[0].job
     found = [each for each in workers if each[0].job == newest]
     if others := len(workers) - len(found):
@@ -148,7 +149,10 @@ def _write(output: Path, workers: Sequence[tuple[WorkerTrace, Path]], offsets: d
 
 
 def _on_one_clock(worker: WorkerTrace, path: Path, number: int, offset: Offset) -> Iterator[TraceEvent]:
-    """Return a worker's events for the merged file, with `number` as its process ID: IDs may repeat between hosts."""
+    """Yield a worker's events for the merged file, with corrected times.
+
+    Replace the process ID by `number`, because workers on different hosts may have the same process ID.
+    """
     label = f"{worker.name} ({worker.host}, pid {worker.pid})"
     yield TraceEvent("M", "process_name", number, 0, args={"name": label})
     yield TraceEvent("M", "process_sort_index", number, 0, args={"sort_index": number})
@@ -157,10 +161,10 @@ def _on_one_clock(worker: WorkerTrace, path: Path, number: int, offset: Offset) 
             continue
         event.pid = number
         if event.ph != "M":
-            end = event.ts + event.dur  # corrected, too: events in each other stay so
+            end = event.ts + event.dur  # correct the end, too, so that an event stays inside the event that contains it
             event.ts -= offset.at(event.ts)
             if event.ph == "X":
-                event.dur = max(0.001, round(end - offset.at(end) - event.ts, 3))  # 0 would be left out
+                event.dur = max(0.001, round(end - offset.at(end) - event.ts, 3))  # the encoder would leave out 0
             event.ts = round(event.ts, 3)
         yield event
 

@@ -10,13 +10,13 @@ T = TypeVar("T")
 
 
 async def within(seconds: float | None, work: Awaitable[T]) -> T:
-    """Return or raise what `work` does.
+    """Await `work`. Return its result, or raise its exception.
 
-    Raises asyncio.TimeoutError after `seconds`, once `work` is cancelled and has ended.
+    If `work` takes longer than `seconds`, cancel it, wait until it has ended, and raise asyncio.TimeoutError.
 
-    Before Python 3.12, `asyncio.wait_for` fails if its caller is cancelled at the moment at which the work fails.
-    Nested calls swallow the cancellation, or leave an exception that no task retrieves. Here a cancelled caller always
-    ends with CancelledError, after the work has ended.
+    Before Python 3.12, `asyncio.wait_for` is wrong if its caller is cancelled at the moment at which the work fails.
+    Nested calls swallow the cancellation, or leave an exception that no task retrieves. With this function, a cancelled
+    caller always gets CancelledError, after the work has ended.
     """
     task = asyncio.ensure_future(work)
     task.add_done_callback(_retrieve)

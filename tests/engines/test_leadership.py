@@ -146,7 +146,7 @@ def test_restarted_head_node_leaves_the_job_to_its_leader_and_may_join(patient_e
         again.wait_for("waiting for the last job: ", timeout=60)
         again.assert_exit(1, 60)
         (line,) = [line for line in again.stderr if line.startswith("kungfu-run: ")]
-        assert f"{patient_etcd.url('again')} is the job of another kungfu-run; give this one another name" in line
+        assert f"{patient_etcd.url('again')} is the job of another kungfu-run; give this job another name" in line
         job.size -= 2
         job.join(0)
         job.size += 2  # the workers that have ended have been members, too

@@ -241,12 +241,13 @@ def test_firewall_before_the_head_node_is_reported_at_both_ends(jobs, network):
         for launcher, other in zip(launchers, reversed(hosts)):
             silence = f"no answer from {other.address}:38080"
             why = "no reply within 5 s"
-            remedy = "is kungfu-run started there, and port 38080 open?"
+            remedy = "is kungfu-run running there, and is port 38080 open?"
             launcher.assert_exit(1)
             told = f'no answer: hosts={other.address}:38080 reason="{why}". Remedy: {remedy}'
             assert len([line for line in launcher.stderr if told in line]) == 1
         assert (
-            f"The last of {hosts[1].address}: no answer from {hosts[1].address}:38080: {why}" in launchers[0].stderr[-1]
+            f"Last result for {hosts[1].address}: no answer from {hosts[1].address}:38080: {why}"
+            in launchers[0].stderr[-1]
         )
         assert f"{silence} within 12 s (KUNGFU_JOIN_TIMEOUT): {why}; {remedy}" in launchers[1].stderr[-1]
 

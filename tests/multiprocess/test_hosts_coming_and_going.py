@@ -433,7 +433,7 @@ def test_job_on_one_host_accepts_no_joining_host(job, start_module):
     url = alone.wait_for(r"config server: url=(http://\S+/config)")[0][1]
     run = start_module("ms_kungfu.launcher", "-join", url, environment={"KUNGFU_JOB_SECRET": SECRET})
     run.assert_exit(1)
-    assert "was started on one host and accepts no others" in run.stderr[-1]
+    assert "was started on one host and accepts no other hosts" in run.stderr[-1]
     alone.finish(1)
 
 

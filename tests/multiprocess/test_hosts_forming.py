@@ -136,12 +136,12 @@ def test_head_node_reports_once_why_hosts_do_not_answer(launch):
         head.assert_exit(1)
     told = [line.partition("no answer: hosts=")[2] for line in head.stderr if "no answer: " in line]
     assert sorted(told) == [
-        f'{B}:{port},{C}:{port} reason="Connection refused". Remedy: is kungfu-run started there, and port {port} '
-        "open?",
+        f'{B}:{port},{C}:{port} reason="Connection refused". Remedy: is kungfu-run running there, and is port '
+        f"{port} open?",
         f'{D}:{port} reason="another listener closed the connection". Remedy: does another program use port '
         f"{port} there? -port sets another port, the same on all hosts",
     ]
-    assert f"The last of {B}: no answer from {B}:{port}: Connection refused" in head.stderr[-1]
+    assert f"Last result for {B}: no answer from {B}:{port}: Connection refused" in head.stderr[-1]
 
 
 def hang_up(listener):
@@ -191,7 +191,7 @@ def test_calling_host_reports_why_no_host_answers_and_retries_for_a_time(launch)
     reasons = [line for line in run.stderr if "no answer: " in line]
     assert len(reasons) == 1
     assert (
-        f'no answer: hosts={A}:{port} reason="Connection refused". Remedy: is kungfu-run started there, and port'
+        f'no answer: hosts={A}:{port} reason="Connection refused". Remedy: is kungfu-run running there, and is port'
         in reasons[0]
     )
     assert "within 8 s (KUNGFU_JOIN_TIMEOUT)" in run.stderr[-1]

@@ -498,7 +498,9 @@ def test_full_disk_under_logfile_is_reported_once(kungfu_run, tmp_path):
     (tmp_path / "launcher.log").symlink_to("/dev/full")
     job = kungfu_run("-np", 2, "-logfile", "launcher.log", "true")
     job.assert_exit(0)
-    assert job.lines == ["kungfu-run: launcher.log is given up, the job goes on without it: No space left on device"]
+    assert job.lines == [
+        "kungfu-run: launcher.log can't be written; the job goes on without it: No space left on device"
+    ]
 
 
 def filled_terminal():

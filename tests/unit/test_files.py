@@ -153,7 +153,7 @@ def test_launcher_log_into_a_pipe_never_waits_for_its_reader(monkeypatch):
         if record.levelno >= handler.level:
             handler.handle(record)
     (line,) = told
-    assert "is given up, the job goes on without it" in line
+    assert "can't be written; the job goes on without it" in line
     os.set_blocking(reader, False)
     while True:
         try:

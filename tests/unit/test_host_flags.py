@@ -368,7 +368,7 @@ def test_a_strategy_is_one_of_hosts_and_said_to_change_nothing_on_one(name):
     assert what_is_done_instead(name, is_several=True) == ""
     sentence = what_is_done_instead(name, is_several=False)
     assert sentence.startswith(f"-strategy {name} has no effect on one host: ")
-    assert "shared memory, which has no topology; the job runs as with AUTO" in sentence
+    assert "shared memory, which has no topology; the job runs as with -strategy AUTO" in sentence
 
 
 @pytest.mark.parametrize("name", ["AUTO", "SHM"])
@@ -443,12 +443,12 @@ def test_torchruns_kinds_of_workers_are_counted_on_this_host(devices_of_this_hos
         (["--nnodes", "0"], "'0' is not a number of hosts"),
         (["--nnodes", "1:2"], "requires --nproc-per-node"),
         (["--nproc-per-node", "tpu"], "'tpu' is not a whole number"),
-        (["--nproc-per-node", "gpu"], "there are no GPUs on this host for the job"),
+        (["--nproc-per-node", "gpu"], "the job may use no GPUs on this host"),
         (["--nproc-per-node", "cpu", "-H", THREE], "--nproc-per-node 3 is more than the slots of -H 10.0.0.1:2"),
         (["-init-version", "-1", "-w", "-builtin-config-port", "9100", "-H", THREE], "without -builtin-config-port"),
         (["--nproc-per-node", "2", "-np", "2"], "give only one of them"),
         (["--nproc-per-node", "3", "-H", THREE], "more than the slots of -H 10.0.0.1:2; write 10.0.0.1:3"),
-        (["--nproc-per-node", "2", "-H", THREE, "-placement", "fill"], "-placement fill fills them in turn"),
+        (["--nproc-per-node", "2", "-H", THREE, "-placement", "fill"], "-placement fill fills one host"),
         (["--nproc-per-node", "2", "--nnodes", "1:2", "-min-np", "1"], "both set the minimum number of workers"),
         (["--standalone", "-H", THREE], "--standalone runs the job on one host"),
         (["--standalone", "--nnodes", "1:2"], "--standalone runs the job on one host"),

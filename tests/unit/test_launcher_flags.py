@@ -93,7 +93,7 @@ def test_help_needs_no_program(help_flag):
             ["-builtin-config-port", "9100", "-config-server", "http://127.0.0.1:9101/config", "sh"],
             "give both the same",
         ),
-        (["-k", "sh"], "-k: a job ends with its workers"),
+        (["-k", "sh"], "-k: a job ends when its workers have ended"),
         (["-init-version", "-1", "-w", "sh"], "-init-version -1 requires -w and a separate config server"),
         (["-affinity", "some", "sh"], "'some' is neither auto nor none"),
     ],

@@ -323,7 +323,7 @@ def test_top_without_rich_is_one_line_with_the_remedy(monkeypatch, capsys):
     ("words", "jobs", "code", "told"),
     [
         ([], {}, 1, "no job of this user runs on this machine"),
-        (["5"], {}, 1, "no job 5 runs"),
+        (["5"], {}, 1, "no job of process 5 runs"),
         ([], {5: "x", 6: "y"}, 1, "2 jobs of this user run here; give one of 5 (python train.py), 6 (python train.py)"),
         (["x"], {}, 2, "'x' is neither a process ID nor a URL; kungfu-run status lists the jobs"),
         (["²"], {}, 2, "'²' is neither a process ID nor a URL; kungfu-run status lists the jobs"),

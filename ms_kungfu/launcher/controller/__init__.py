@@ -1,1 +1,1 @@
-"""The job's controller. It sends messages to each host, but owns no worker process and no file descriptor."""
+"""The job's controller. It sends messages to the hosts' agents, but owns no worker process and no file descriptor."""

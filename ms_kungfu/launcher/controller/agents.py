@@ -22,7 +22,7 @@ class AgentHandle(Protocol):
     shares: Shares  # how the host's cores are divided among its workers
 
     def start(self, launch: Launch) -> None:
-        """Start a worker. An event reports the result. Raise OSError if the host is lost."""
+        """Start a worker. The host reports the result as an event. Raise OSError if the host is lost."""
 
     def signal(self, number: int, key: int | None = None) -> None:
         """Send a signal to the process group of worker `key`, or of every worker on this host if `key` is None."""
@@ -33,13 +33,13 @@ class AgentHandle(Protocol):
         """Make the worker write its Python stacks to its output."""
 
     def assign(self, key: int, peer: PeerID, incarnation: int, rank: int) -> None:
-        """Assign this slot to the standby `key`, and show the standby's output from now on."""
+        """Assign the slot of `peer` to the standby `key`, and show the standby's output from now on."""
 
     def log_paths(self, log_name: str) -> list[Path]: ...
 
 
 class AbsentAgent:
-    """A host that is lost because it hasn't registered with the job's new controller."""
+    """A host that counts as lost because it hasn't registered with the job's new controller."""
 
     def __init__(self, name: str) -> None:
         self.name = name

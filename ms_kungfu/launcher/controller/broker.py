@@ -1,7 +1,8 @@
 """The broker grants each slot of a cluster version only to the worker process to which the slot belongs.
 
-:class:`ClusterVersions`, which is pure, decides how to answer a request. The broker keeps the requests that wait for an
-answer. The worker's host relays requests to the broker (`relay`), and adds the shared memory to the answers.
+:class:`ClusterVersions`, which has no side effects, decides how to answer a request. The broker stores the requests
+that wait for an answer. A worker's host relays the worker's requests to the broker (`relay`), and adds the shared
+memory to the answers.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
-# Time limit for moving all threads of all workers to their cores; a worker waits longer than this for the answer.
+# Time limit for moving all threads of all workers to their cores. It must be shorter than the time for which a worker
+# waits for the answer.
 _FIX_CORES_S = 8.0
 Answer = Union[Grant, m.Detached, m.Stay, Refuse, Wait]
 
@@ -37,28 +39,28 @@ async def _no_cores(each: int) -> int:
 
 @dataclass(eq=False)
 class Broker:
-    """Record which process has which slot, in the event loop, from construction to `close`.
+    """Record which process has which slot, from construction to `close`. Use a broker in the event loop.
 
-    1. After each change of the state, `requests` examines each waiting request again as soon as the present callback
-       has returned.
-    2. Each event callback except `may_prepare` and `on_cores` is called only after the present callback has returned,
-       so it finds a consistent state.
+    1. After each change of the state, `requests` examines each waiting request again. It does so as soon as the event
+       loop's current callback has returned.
+    2. The broker calls each of its own callbacks except `may_prepare` and `on_cores` only after the event loop's
+       current callback has returned, so the state is consistent by then.
 
     Events:
-    - `on_unknown_version`: a member requests a version that hasn't been admitted.
-    - `on_commit`: a commit must be written to the snapshot before any worker is notified. The handler then calls
-      `noted`.
-    - `on_committed`: members committed a version, after the given step.
-    - `on_prepared`: the members are notified of this version, because all of its joining workers are ready.
+    - `on_unknown_version`: a member has requested a cluster version that hasn't been admitted.
+    - `on_commit`: the commit of this version must be written to the snapshot before any worker is notified. When it is
+      written, the handler calls `noted`.
+    - `on_committed`: the members have committed this cluster, and adopt it after the given step.
+    - `on_prepared`: the members have been notified of this version, because all of its joining workers are ready.
     - `on_ready`: a worker (peer ID and incarnation) or a standby (its number) has joined, or is ready to join.
-    - `on_leave`: this worker of the newest version may leave the version. If `on_leave` is None, no worker may leave.
-    - `on_trouble`: the shared memory of a version can't be made, for this reason. `prepare` retries.
+    - `on_leave`: this member of the newest version may leave. If `on_leave` is None, no worker may leave.
+    - `on_trouble`: the shared memory of a version can't be made, for the given reason. `prepare` tries again.
     - `on_cores`: fixes the number of cores of each worker, and returns that number, or 0 if no worker is pinned.
     - `on_expected`: the members have reported which size they expect next.
 
-    `recovers`: whether members continue without failed ones. `min_size`: a leave is rejected if fewer workers would
-    remain. `may_prepare`: whether the members may be notified of a version. If not yet, the caller calls `prepare` as
-    soon as they may. `begun`: what an earlier controller had committed.
+    `recovers`: whether members continue without failed members. `min_size`: a worker may not leave if fewer workers
+    would remain. `may_prepare` returns whether the members may be notified of a version. If it returns False, its owner
+    calls `prepare` as soon as they may be notified. `begun`: the versions that an earlier controller had committed.
     """
 
     make_segment: MakeSegment
@@ -91,7 +93,7 @@ class Broker:
         self._closed = False
 
     def admit(self, cluster: Cluster) -> None:
-        """Add a version. Members may commit it, and are notified of it once its joining workers are ready."""
+        """Add a version. Members are notified of it when its joining workers are ready, and may then commit it."""
         self.versions.admit(cluster)
         self.leaves.follow(cluster)
         self._segments.drop_unknown()
@@ -104,21 +106,25 @@ class Broker:
         self.requests.look_soon()
 
     def refuse(self, version: int, reason: str) -> None:
-        """Reject a version that this job can't run. Members that request it get `reason` at once instead of waiting."""
+        """Reject a version that this job can't run. Members that request it get `reason` at once and don't wait."""
         self.versions.refused[version] = reason
         self.requests.look_soon()
 
     def commit_version(self, version: int) -> None:
         """Commit the first version.
 
-        If this fails, raise the error of the runtime or the kernel, or `NotMadeYet`, and commit nothing.
+        Raise `NotMadeYet`, or the error of the runtime or the kernel, if its shared memory isn't made. In that case,
+        commit nothing.
         """
         self._segments.of(self.versions.clusters[version])
         self.versions.commit_version(version)
         self._after_commit()
 
     def snapshot(self, committing: int | None = None, lost: str | None = None) -> ClusterVersions:
-        """Return the state that the next controller needs, as if `committing` were committed and the host `lost`."""
+        """Return the state that the next controller needs.
+
+        The state is described as if version `committing` were committed already, and as if host `lost` were removed.
+        """
         versions = copy.deepcopy(self.versions)
         if committing is not None and versions.committed != committing and committing in versions.clusters:
             versions.commit_version(committing)
@@ -142,7 +148,7 @@ class Broker:
         return True
 
     def not_noted(self) -> None:
-        """Record that the version for which `on_commit` was called is no longer in the snapshot."""
+        """Record that the snapshot no longer contains the commit for which `on_commit` was called."""
         self._noting = None
         self.requests.look_soon()
 
@@ -156,10 +162,10 @@ class Broker:
     ) -> None:
         """Continue the job of an earlier controller with the state that the hosts report.
 
-        The hosts report the shared memory of the known versions, and the processes that have slots. `losses`: the
-        failures in each version, in the order in which any host was notified; now every host is notified of them.
-        `joining`: the live joining workers and their incarnations. `desired`: the desired version, if it is newer than
-        the committed one.
+        `segments`: the shared memory of each known version. `losses`: the failures in each version that some host was
+        notified of, in the order of the notifications. Now every host is notified of them. `slot_holders`: the
+        processes that have slots. `joining`: the live joining workers and their incarnations. `desired`: the desired
+        cluster, if it is newer than the committed one.
         """
         self._holders.update(slot_holders)
         self._has_granted = True  # assume that the earlier controller has granted a slot
@@ -170,13 +176,13 @@ class Broker:
             versions.admit(desired)
         current = versions.current
         assert current is not None
-        # Segments that are made later need the failures, too.
+        # Segments that are made later must contain the failures, too.
         for rank, reason, recover, reaped in losses[current.version]:
             peer = current.workers[rank]
             self._segments.mark_lost(peer, versions.meant_by(peer, current.version), reason, recover, reaped)
 
     def exclude_everybody(self) -> None:
-        """Exclude all members, because all have finished: from now on, no worker joins, and none has to leave."""
+        """Exclude all members, because all have finished. From now on, no worker can join, and none has to leave."""
         self.versions.exclude_everybody()
         self.leaves.leaving.clear()
         self.requests.look_soon()
@@ -186,27 +192,31 @@ class Broker:
         return self._has_granted
 
     def is_ready(self, peer: PeerID, incarnation: int) -> bool:
-        """Return whether a joining worker waits for its first version, or has been granted its slot in that version."""
+        """Return whether a worker waits for its slot in its first version, or has been granted that slot."""
         process = (peer, incarnation)
         return process in self.versions.ready or process in self._holders
 
     def mark_lost(
         self, peer: PeerID, reason: str, incarnation: int, recover: bool = False, reaped: bool = True
     ) -> None:
-        """Record that a process has exited, and notify the members of each version that contains it, now and later.
+        """Record that a process has exited. Notify the members of each version that contains it, now and later.
 
-        If `recover` is set, the members continue without the process. The process must have been `reaped`, or SIGKILL
-        must have had no effect on it. No rank reads what the process publishes afterwards, and the process can't come
-        back.
+        If `recover` is set, the members continue without the process. The process must have been reaped (`reaped`), or
+        SIGKILL must have had no effect on it. No rank reads what the process publishes afterwards, and the process
+        can't come back.
         """
         self.versions.record_end(peer, incarnation)
         self.leaves.told_to_end.discard(peer)
         self._segments.mark_lost(peer, incarnation, reason, recover, reaped)
-        self._prepare()  # perhaps a version was waiting only for this process
+        self._prepare()  # perhaps the next version was waiting only for this process
         self.requests.look_soon()
 
     def lose_host(self, host: str, processes: Collection[tuple[PeerID, int]], reason: str) -> None:
-        """Record a host's loss. Members of each version are first notified of the host's running `processes`."""
+        """Record the loss of a host.
+
+        The members of each version are notified of the failure of the host's `processes` before they are notified of
+        the loss of the host.
+        """
         self.versions.lose_host(host)
         for peer, incarnation in processes:
             self.versions.record_end(peer, incarnation)
@@ -218,15 +228,15 @@ class Broker:
         self.requests.look_soon()
 
     def mark_reaped(self, peer: PeerID, incarnation: int) -> None:
-        """Record that a process that was marked lost before it was reaped has now exited, so its port is free."""
+        """Record that a process has now exited, so its port is free. It was marked lost earlier, before it exited."""
         self._segments.mark_reaped(peer, incarnation)
 
     def end(self) -> None:
-        """Grant no more leaves, and assign no more slots to standbys, because the job is about to end."""
+        """From now on, let no worker leave, and assign no slot to a standby, because the job is about to end."""
         self.leaves.job_ends = True
 
     def close(self) -> None:
-        """Close the segments. No request is answered after that."""
+        """Close the segments. After that, the broker answers no request."""
         self._closed = True
         self.requests.close()
         for task in self._fixing:
@@ -236,7 +246,7 @@ class Broker:
     # ---- requests ----
 
     def serve(self, asker: Asker, asked: m.ToJobBroker) -> None:
-        """Answer the request of `asker`, now or later."""
+        """Answer the request `asked` from `asker`, now or later."""
         _SERVED[type(asked)](self, asker, asked)
 
     def _let_leave(self, asker: Asker, asked: m.LeaveRequest) -> None:
@@ -274,7 +284,7 @@ class Broker:
             except NotMadeYet:
                 return Wait()
             except Exception as error:
-                # Make the rejection permanent, so that all members get the same answer.
+                # Reject this version permanently, so that all members get the same answer.
                 self.refuse(desired.version, _unmakeable(desired, error))
         if self.on_commit is not None:
             if self._noting is not None and request.member_of is not None:
@@ -295,10 +305,10 @@ class Broker:
     # ---- versions ----
 
     def _prepare(self) -> None:
-        """Notify the members of the committed version that they may adopt the next one, if its workers are ready.
+        """If the workers of the next version are ready, notify the committed version's members that they may adopt it.
 
-        Don't notify members of the previous version: they have agreed on the committed version, and no longer watch
-        for changes.
+        Workers that haven't moved from the previous version to the committed one yet aren't notified. They have agreed
+        on the committed version, and don't check for further changes before they have adopted it.
         """
         version, committed = self.versions.preparable(), self.versions.committed
         if self._closed or version is None or committed is None or version <= max(committed, self._prepared):
@@ -310,7 +320,7 @@ class Broker:
         except NotMadeYet:
             return
         except Exception as error:  # any error of the runtime or the kernel
-            # Members that were notified would agree on a version that they can't adopt.
+            # If members were notified, they would agree on a version that they can't adopt.
             self._loop.call_soon(self.on_trouble, _unmakeable(self.versions.clusters[version], error))
             return
         self._prepared = version
@@ -329,11 +339,10 @@ class Broker:
         self._holders = {process for process in self._holders if not self.versions.is_out(*process)}
         current = self.versions.current
         self.leaves.told_to_end &= set() if current is None else set(current.workers)
-        # A version that was prepared for the members of the previous version may not be able to follow this version.
-        # One of its peers may be a member that this commit has excluded; from now on, the same peer ID means a
-        # different process.
+        # A version that was prepared while the previous version was committed must be prepared again. One of its peers
+        # may be a member that this commit has excluded, and from now on that peer ID means a different process.
         self._prepared = -1
-        self._prepare()  # notify through the segment of the committed version
+        self._prepare()  # this notifies the members through the segment of the newly committed version
         self.requests.look_soon()
 
 
@@ -356,12 +365,12 @@ def _unmakeable(cluster: Cluster, error: Exception) -> str:
 class _Waiting:
     asker: Asker
     asked: Request | StandbyRequest
-    # The unknown version that was requested, after `on_unknown_version` has been called for it.
+    # the unknown version that was requested, if `on_unknown_version` has been called for it
     unknown: int | None = None
 
 
 class SlotRequests:
-    """The broker's waiting requests, in the broker's event loop.
+    """The requests that wait for an answer from the broker. Use it in the broker's event loop.
 
     `leaves` records whether the job is ending, and which peers were evicted.
     """
@@ -379,7 +388,8 @@ class SlotRequests:
     def add(self, asker: Asker, asked: m.SlotRequest | m.StandbyRequest) -> None:
         """Add a request.
 
-        The worker's host has checked that the process isn't a child of the process that has the slot.
+        The worker's host has already checked that the requesting process isn't a child of the process that has the
+        slot.
         """
         request = _request_from(asked)
         if isinstance(request, StandbyRequest) or request.member_of is None:
@@ -415,7 +425,7 @@ class SlotRequests:
         self.look_soon()
 
     def look_soon(self) -> None:
-        """Examine each waiting request after a change, once the present callback has returned."""
+        """Examine each waiting request after a change, as soon as the event loop's current callback has returned."""
         if not self._will_look:
             self._will_look = True
             self._loop.call_soon(self._look)
@@ -432,7 +442,7 @@ class SlotRequests:
                     waiting.asker.end()
 
     def _look_at(self, waiting: _Waiting) -> None:
-        """Answer a request if an answer is available now."""
+        """Answer a request if it can be answered now."""
         asked = waiting.asked
         request = self._identified(asked)
         answer = Wait() if request is None else self._broker.answer_of(request)
@@ -464,7 +474,7 @@ class SlotRequests:
             self._loop.call_soon(self._broker.on_unknown_version, version)
 
     def _note_ready(self, asked: Request | StandbyRequest, request: Request | None) -> None:
-        """Record that a process waits for its first version."""
+        """Record that a process waits for a slot in its first version."""
         if request is None and isinstance(asked, StandbyRequest):
             if asked.number not in self.ready_standbys:
                 self.ready_standbys.add(asked.number)

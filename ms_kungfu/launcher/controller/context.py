@@ -1,4 +1,4 @@
-"""What the parts of a controller share: the job's options and state, and the objects on which the parts act."""
+"""What the parts of a controller share: the job's options and state, and the objects that act on hosts and workers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _STATISTICS_S = 1.0
 class JobContext:
     """The shared state of a job.
 
-    `begun`, `coordinator`, `revisions` and `remote` exist once the job is prepared. `workers` exists once all hosts
-    have registered.
+    `begun`, `coordinator`, `revisions` and `remote` are set when the job has been prepared. `manager` is set when all
+    hosts have registered.
     """
 
     options: Options
@@ -57,7 +57,7 @@ class JobContext:
 
     @property
     def has_begun(self) -> bool:
-        """Return whether all hosts have registered and the first version is committed."""
+        """Return whether all hosts have registered and the first cluster version is committed."""
         return self.manager is not None and self.manager.broker.versions.current is not None
 
     @property
@@ -83,9 +83,9 @@ class JobContext:
             self.events.emit(line)
 
     async def end_events(self, verdict: Verdict | None) -> None:
-        """Emit the end of the job, and log the job's summary.
+        """Emit the end of the job, log the job's summary, and close the event log.
 
-        If `verdict` is None, this controller doesn't end the job.
+        If `verdict` is None, this controller doesn't end the job, so only close the event log.
         """
         if verdict is not None:
             self.emit_statistics()

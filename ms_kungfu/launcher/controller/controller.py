@@ -1,8 +1,9 @@
 """The controller of one job, from the first worker to the last process. It connects the parts and ends the job.
 
-Its input consists of agents' reports, signals, and clusters that a client has written. `coordinator` decides, and the
-other parts act: `nodes` on hosts, `failures` on workers that exit, `resizes` on newer clusters, `snapshot_writer` on
-the leader snapshot. All parts run on one asyncio loop in the launcher's main thread.
+The controller reacts to the agents' reports, to signals, and to clusters that a client has written to the store.
+`coordinator` makes the decisions, and the other parts carry them out: `nodes` handles hosts, `failures` handles workers
+that exit, `resizes` handles newer clusters, and `snapshot_writer` writes the leader snapshot. All parts run on one
+asyncio loop in the launcher's main thread.
 """
 
 from __future__ import annotations
@@ -56,9 +57,10 @@ class Controller:
 
     The launcher of the controller's own host is one of the agents, and registers with `registration`.
 
-    With a `term`, the controller decides only while it has the lease. It writes each decision to the snapshot before it
-    notifies any worker or host. `remove_at_end`: a file to remove when this process ends, for whatever reason. `stop`
-    lets this host's launcher end the job for the dashboard, also under the next controller.
+    If a `term` is given, the controller decides only while it has the lease. It writes each decision to the snapshot
+    before it notifies any worker or host. `remove_at_end(path, inode)` arranges that a file is removed when this
+    process ends, for whatever reason. `stop` lets the dashboard end the job through this host's launcher, even if
+    another controller has taken over.
     """
 
     make_broker: Callable[..., Broker] = staticmethod(Broker)
@@ -184,7 +186,7 @@ class Controller:
             job.keep_emitting_statistics()
 
     def _expect_hosts(self, start: JobStart, current: Cluster, resumes: bool = False) -> RemoteHosts:
-        """Accept registrations from now on."""
+        """Accept the registrations of hosts from now on."""
         job = self.context
         job.begun = start
         job.events.begin(start.writer, fresh=not resumes)
@@ -210,14 +212,14 @@ class Controller:
         return manager
 
     async def _note_first(self) -> bool:
-        """Record that the first version is committed. Return False if another host now controls the job."""
+        """Record that the first cluster version is committed. Return False if another host now controls the job."""
         self.course.begins()
         return await self._snapshot.note()
 
     # ---- leadership ----
 
     async def _acquire(self, writer: str, store: ClusterStore, first: Callable[[], Cluster]) -> MayWrite:
-        """Acquire the lease before anything of this job is written. Of two jobs with the same name, one is rejected."""
+        """Acquire the lease before this job writes anything else. If two jobs have the same name, one is rejected."""
         leadership, hosts = self.context.leadership, self._options.hosts
         await leadership.acquire(lambda: LeaderSnapshot(writer, hosts.self_name, first(), hosts.each))
         self._closers.callback(leadership.keep(store))
@@ -232,7 +234,10 @@ class Controller:
             self.context.remote.tell_lease()
 
     def _on_store_awaited(self, yes: bool) -> None:
-        """Stop the workers' deadlines while the store is unavailable: workers may wait for a write to the store."""
+        """Stop the workers' deadlines while a decision waits for the store, because workers may wait for the decision.
+
+        `yes`: whether a decision waits now.
+        """
         if self.context.remote is not None:
             self.context.remote.hold_deadlines(yes)
 
@@ -268,7 +273,7 @@ class Controller:
         self._nodes.host_leaves(name)
 
     async def serve(self, channel: AnyChannel, message: m.FirstWords) -> bool:
-        """Serve a host that considers this host the controller. A host that wants to join waits until the job runs."""
+        """Serve a host that has called this host as the controller. A host that joins waits until the job runs."""
         job = self.context
         joins = isinstance(message, m.Ask) or (isinstance(message, m.Agent) and message.slots is not None)
         while job.remote is None and not self.is_over:
@@ -281,7 +286,7 @@ class Controller:
         return await job.remote.serve(channel, message)
 
     def then(self) -> str:
-        """Return what happens after a call was rejected, for the log line."""
+        """Return what happens after a host was rejected, as text for the log line."""
         return "" if self.context.remote is None else self.context.remote.gathering.then()
 
     def interrupted(self, number: int, where: str = "") -> None:
@@ -309,7 +314,7 @@ class Controller:
     # ---- end ----
 
     async def _end(self, verdict: Verdict | None) -> None:
-        """End the workers in any state, wait for their last output, and close everything."""
+        """End the workers, whatever their state, wait for their last output, and close everything."""
         job, leadership = self.context, self.context.leadership
         failed = verdict is None or verdict.action is Action.FAIL
         if verdict is None and leadership.resumes is not None:
@@ -341,8 +346,8 @@ class Controller:
     async def _note_the_end(self, verdict: Verdict | None) -> bool:
         """Record the end of the job before any worker or host is notified.
 
-        Otherwise the next controller would regard a worker that exits because of the end as failed. Return False if
-        the store is unavailable: the controller doesn't wait for the store, because the lease expires.
+        Otherwise, the next controller would treat a worker that exits because the job ends as failed. Return False if
+        the store is unavailable. The controller then doesn't wait for the store, because the lease expires anyway.
         """
         if not self.context.leadership.has_held or verdict is None:
             return True

@@ -1,6 +1,6 @@
-"""The cores on which workers run: shares of their hosts' cores.
+"""The cores on which workers run. Each worker gets a share of its host's cores.
 
-All shares are equal if a program needs a fixed number.
+If a program needs a fixed number of cores per worker, all shares are equal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _RETRY_S = 0.2
 
 @dataclass(eq=False)
 class WorkerCores:
-    """Part of a `WorkerManager`, in its event loop. `pins`: -affinity. `cluster`: its members have the cores."""
+    """The part of a `WorkerManager` that assigns cores to workers. It runs in the manager's event loop.
+
+    `pins`: whether -affinity is set. `cluster` returns the cluster whose members share the cores.
+    """
 
     processes: ProcessTable
     agents: Mapping[str, AgentHandle]
@@ -43,7 +46,7 @@ class WorkerCores:
                 process.has_its_cores = agent.shares.each is not None
 
     def resume(self, each: int) -> None:
-        """Keep the number of cores per worker that an earlier controller has fixed; 0: it has fixed no number."""
+        """Keep the number of cores per worker that an earlier controller has fixed. 0 means that it fixed none."""
         for agent in self.agents.values():
             agent.shares.each = agent.shares.each or each or None
 
@@ -52,10 +55,12 @@ class WorkerCores:
         agent.shares.each = next(iter(self.agents.values())).shares.each
 
     async def fix(self, each: int) -> int:
-        """Fix the number of cores per worker, for a worker that needs the same number as all others, at least `each`.
+        """Fix the number of cores per worker, because a worker needs the same number as all other workers.
 
-        Returns: The number of cores that each worker has from now on, at every cluster size; 0 if workers aren't
-        pinned. The worker starts to train as soon as it has that number.
+        `each`: the number if none has been fixed yet.
+
+        Returns: The number of cores that each worker has from now on, at every cluster size, or 0 if workers aren't
+        pinned. The worker that called starts to train as soon as it has that number of cores.
         """
         while self.pins:
             for agent in self.agents.values():  # `each` is the same for all hosts

@@ -1,6 +1,6 @@
-"""The job's side of its live page (`launcher/dashboard`), in the controller's event loop: events, samples, commands.
+"""How the controller serves the live page (`launcher/dashboard`): it sends events and samples, and obeys commands.
 
-An error here costs one line, and the job continues without the page.
+After an internal error, it logs one line, and the job continues without the page.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FAILED = {WorkerState.FAILING, WorkerState.KILLED, WorkerState.UNKILLABLE, Work
 
 @dataclass(eq=False)
 class JobDashboard:
-    """Implements `server.Job`. `describe`: returns the job's status. `stop`: ends the job as a signal does."""
+    """Implements `server.Job`. `describe()` returns the job's status. `stop()` ends the job as a signal does."""
 
     job: JobContext
     describe: Callable[[], dict[str, Any]]
@@ -42,14 +42,15 @@ class JobDashboard:
     _timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Serve from now on, if the user wants a dashboard."""
+        """Serve the page from now on, if the user has requested it (-dashboard)."""
         options, machine = self.job.options, self.job.machine
         if options.dashboard is None:
             return
         self._activity = Activity()
         host, port = split_address(options.dashboard)
         names = tuple(dict.fromkeys((options.host.name, machine.host_name())))
-        # Numbers by the clock: those of an earlier controller at the same address are smaller.
+        # Derive the first number from the clock, so that it is greater than any number of an earlier controller at the
+        # same address.
         first = int(machine.time() * 1000)
         self._server = machine.make_dashboard(self, host=host, port=port, names=names, first_event=first)
         self._server.start()
@@ -59,7 +60,7 @@ class JobDashboard:
         self._sample()
 
     async def close(self) -> None:
-        """Send the last events."""
+        """Send the last events, and stop the server."""
         if self._timer is not None:
             self._timer.cancel()
         if self._server is not None:
@@ -81,7 +82,7 @@ class JobDashboard:
         self._timer = job.loop.call_later(_SAMPLE_S, self._sample)
 
     def _watch(self, has_clients: bool) -> None:
-        """Let the hosts report what their workers do, only while a client is connected."""
+        """Make the hosts report their workers' activity while a client is connected, and stop that afterwards."""
         if self.job.remote is not None:
             for agent in self.job.remote.reachability.living():
                 agent.watch_activity(has_clients)
@@ -140,7 +141,7 @@ class JobDashboard:
             limit_s = self.job.options.grace_period_s
             return f"the job ends; its workers have {limit_s:g} s to write a checkpoint (-grace-period)"
         if not self.job.options.watch:
-            raise CommandRefused("the job's workers don't change, because it runs without -w; start it with -w")
+            raise CommandRefused("the job's workers can't change, because the job runs without -w; start it with -w")
         if not self.job.has_begun or self.job.begun.url is None:
             raise CommandRefused("the job hasn't begun yet; try again once its workers run")
         url, secret = self.job.begun.url, self.job.begun.secret

@@ -18,17 +18,18 @@ from ms_kungfu.launcher.state.policy import Standing, signal_name
 from ms_kungfu.launcher.state.states import WorkerState
 
 _log = logging.getLogger(__name__)
-# All processes must exit within 2 s of a failure. After GRACE_S, the rest of the 2 s is for SIGKILL and reaping.
+# All processes must exit within 2 s of a failure. GRACE_S of these 2 s is for SIGTERM, and the rest is for SIGKILL and
+# for reaping.
 GRACE_S = 1.0
 _UNANSWERED_KILL_S = 10.0
 
 
 @dataclass(eq=False)
 class EndOfWorkers:
-    """Part of a `WorkerManager`, in its event loop.
+    """The part of a `WorkerManager` that ends worker processes. It runs in the manager's event loop.
 
-    `here`: the controller's own host. `on_unkillable`: called with a process that SIGKILL didn't end, and the reason.
-    `checkpoint`: makes the workers with checkpoints write one, and returns when all have been written.
+    `here`: the controller's own host. `on_unkillable` is called with a process that SIGKILL didn't end, and with the
+    reason. `checkpoint` makes each worker that uses checkpoints write one, and returns when all of them are written.
     """
 
     processes: ProcessTable
@@ -45,11 +46,11 @@ class EndOfWorkers:
         self._loop = asyncio.get_running_loop()
 
     async def end_all(self, interrupted_by: int | None, hurry: asyncio.Event) -> None:
-        """End all workers. Return when no worker is left, or when the remaining ones are to be killed.
+        """End all workers. Return when no worker is left, or when it is time to kill the remaining workers.
 
-        After a signal to a launcher, the workers have -grace-period. Workers with checkpoints write one first. Then all
-        workers get the signal, at the latest one second before the period ends. Once `hurry` is set, return without
-        waiting.
+        If a launcher got the signal `interrupted_by`, the workers have `-grace-period` to exit. First, each worker that
+        uses checkpoints writes one. Then all workers get the signal, at the latest one second before the grace period
+        ends. When `hurry` is set, stop waiting and return.
         """
         if not len(self.processes):
             return
@@ -61,7 +62,7 @@ class EndOfWorkers:
                 signal_name(number), len(self.processes), self.grace_period_s,
             )  # fmt: skip
             await self._wait(self.checkpoint(number), until - GRACE_S, hurry)
-        # From now on no leave is granted, not even to a worker that requests it because of the signal.
+        # From now on the broker grants no leave, not even to a worker that asks to leave because of the signal.
         self.broker.end()
         for agent in self.agents.values():
             agent.signal(number)
@@ -69,14 +70,14 @@ class EndOfWorkers:
         await self._wait(self.processes.emptied.wait(), until, hurry)
 
     async def _wait(self, event: Coroutine[None, None, object], until: float, hurry: asyncio.Event) -> None:
-        """Wait for the event until time `until` at the latest."""
+        """Wait until `event` occurs, no process is left, `hurry` is set, or the time is `until`."""
         waits = [asyncio.ensure_future(each) for each in (event, self.processes.emptied.wait(), hurry.wait())]
         await asyncio.wait(waits, timeout=max(0.0, until - self._loop.time()), return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
 
     def all_on(self, host: str, reason: str) -> None:
-        """Kill the host's workers that are in the cluster (this is a failure), and dismiss its removed workers."""
+        """Kill the host's workers that are in the cluster, which counts as a failure. Dismiss its removed workers."""
         for process in self.processes:
             if process.host != host or process.is_ending:
                 continue
@@ -87,7 +88,7 @@ class EndOfWorkers:
                 self.kill(process, f"{reason} and was killed")
 
     def kill(self, process: Process, reason: str) -> None:
-        """Kill a process. Its exit follows as an event, or the job continues without the process."""
+        """Kill a process. If its agent reports no exit within some seconds, the job continues without the process."""
         process.to(WorkerState.KILLED)
         process.killed_because = reason
         self._signal(signal.SIGKILL, process)
@@ -96,9 +97,9 @@ class EndOfWorkers:
     def _give_up_on(self, process: Process) -> None:
         """Continue without a process that SIGKILL didn't end.
 
-        The process hangs in the kernel, is in a frozen cgroup, or gets no core. The signal stays pending: if the
-        process runs again, it exits before its next instruction. For the other workers the process has failed: it
-        can't publish anything any more (docs/recovery.md), and no broker answers it.
+        The process hangs in the kernel, is in a frozen cgroup, or gets no core. SIGKILL stays pending: if the process
+        runs again, it exits before its next instruction. The other workers treat the process as failed, because it
+        can't publish anything any more (docs/recovery.md), and no broker answers its requests.
         """
         if process.state is WorkerState.EXITED or self.is_over():
             return
@@ -114,7 +115,7 @@ class EndOfWorkers:
         self.on_unkillable(process, process.killed_because)
 
     def tell_again(self, peers: Collection[PeerID]) -> None:
-        """Kill members that got SIGTERM and were allowed to leave, but can't leave because of later failures."""
+        """Send a second SIGTERM to members that may leave after their first one but, after later failures, can't."""
         told_to_end = self.broker.leaves.told_to_end
         for process in self.processes.of_standing(Standing.MEMBER):
             if process.peer in peers and process.peer in told_to_end and not process.told_again:
@@ -132,7 +133,7 @@ class EndOfWorkers:
         self._loop.call_later(GRACE_S, self._signal, signal.SIGKILL, process)
 
     def dismiss_unneeded(self, joining: Collection[Process]) -> None:
-        """Dismiss each process in `joining` that a newer version doesn't contain."""
+        """Dismiss each process in `joining` that a newer cluster version doesn't contain."""
         for process in joining:
             if self.processes.standing(process) is Standing.LEAVING and not process.is_ending:
                 _log.info('worker dismissed: %s reason="not needed any more"', process.who)

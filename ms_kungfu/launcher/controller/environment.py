@@ -28,7 +28,7 @@ def environment_of(
     (`told_of_the_host`).
 
     Args:
-        process: a worker or a standby. It will be in the next cluster version.
+        process: a worker that the next cluster version contains, or a standby.
         ranks: the host of each rank.
         hosts: the job's current hosts.
         agent: the host of the process.
@@ -73,7 +73,7 @@ def environment_of(
 def place_of(process: Process, local_rank: int, options: Options) -> int:
     """Return the process's number among all slots of the job.
 
-    Slots are ordered by host, and within a host by lowest free port.
+    Slots are ordered by host, and the slots of a host are ordered by port.
     """
     before = itertools.takewhile(lambda host: host.name != process.host, options.hosts.each)
     on_host = local_rank if process.peer is None else options.ports.index(process.peer.port)

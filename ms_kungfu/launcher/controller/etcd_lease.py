@@ -1,16 +1,19 @@
-"""A controller's leadership lease: acquiring it, renewing it, and writing the snapshot that it guards.
+"""How a controller acquires its leadership lease, renews it, and writes the snapshot that the lease guards.
 
-1. Only the controller writes the snapshot, one entry at a time (under the lock), so each entry builds on the previous
-   one. The controller notifies workers or hosts of an entry only after the store has accepted the entry.
+An entry is one new state of the snapshot.
+
+1. Only the controller writes the snapshot. It writes one entry at a time (under the lock), so each entry builds on the
+   previous one. The controller notifies workers or hosts of an entry only after the store has accepted the entry.
    (`test_simulated_leadership.py`.)
-2. If a write finds that another controller has the lease, this controller has stepped down. It sends no decision that
-   it hasn't sent yet. Its term never resumes, even if the other controller fails.
-3. Renewals wait in the same queue as entries, since the lease handles one call at a time.
-4. Members may wait for an entry, and therefore for the store. Their deadlines stop while an entry takes long, while a
-   renewal has failed or takes half a lease, and until a failed entry has been written (`on_store_awaited`). A slow
-   renewal alone stops no deadline: a renewal is always in progress, and members seldom depend on it.
-5. If the controller fails at any point described here, the lease expires. The next controller carries out the
-   decisions in the snapshot. No process knows of any other decision.
+2. If a write finds that another controller has the lease, this controller has stepped down. It no longer sends the
+   decisions that it hasn't sent yet. Its term never resumes, even if the other controller fails.
+3. Renewals wait in the same queue as entries, because the lease handles one call at a time.
+4. Members may wait for an entry, and therefore for the store. Their deadlines stop while an entry takes long, and from
+   the failure of an entry until it has been written (`on_store_awaited`). Their deadlines also stop while a renewal
+   has failed, or has taken more than half the duration of the lease. A renewal that is a little slow stops no deadline,
+   because renewals follow one another all the time, and members seldom depend on them.
+5. If the controller fails at any of these points, the lease expires. The next controller carries out the decisions in
+   the snapshot. No process knows of any other decision.
 """
 
 from __future__ import annotations
@@ -35,19 +38,21 @@ from ms_kungfu.launcher.state.start_error import StartError
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
-_LAST_LEASE_S = 5.0  # time added to the lease of a finished job
-RENEW_S = 0.2  # wait before the launcher retries an unavailable store
+_LAST_LEASE_S = 5.0  # added to the time for which a job waits for the end of the previous job
+RENEW_S = 0.2  # time that the launcher waits before it retries a call to an unavailable store
 END_S = 2.0
-_LONG_S = 0.3  # limit for one entry, which normally takes some milliseconds
-_LOOK_S = MOST_GAP_S / 2  # real time; the timers use the run-time clock, and fire at once after a pause
+_LONG_S = 0.3  # if writing an entry takes longer, deadlines stop; it normally takes a few milliseconds
+# Interval of looks at the real clock. The event loop's timers count at most MOST_GAP_S of a pause of this host, so a
+# timer of half that time fires at once after a pause.
+_LOOK_S = MOST_GAP_S / 2
 
 
 class EtcdLease:
-    """`Leadership` by a lease in etcd.
+    """Implements `Leadership` with a lease in etcd. `url`: the URL of the job's store. `own`: this host's name.
 
-    `on_step_down(why)`: another host decides from now on. `on_new_lease`: the lease had expired, and this controller
-    has acquired a new one. `on_store_awaited(yes)`: a decision now waits for the store or, if `yes` is False, no
-    longer waits. `url`: the URL of the job's store. `own`: this host's name.
+    `on_step_down(why)` is called when another host decides from now on. `on_new_lease()` is called when the lease had
+    expired and this controller has acquired a new one. `on_store_awaited(yes)` is called with True when a decision
+    starts waiting for the store, and with False when no decision waits for the store any more.
     """
 
     moves = True
@@ -61,14 +66,15 @@ class EtcdLease:
         self._machine, self._url, self._own = machine, url, own
         self._on_step_down, self._on_new_lease, self._on_store_awaited = on_step_down, on_new_lease, on_store_awaited
         self.store_error: ConfigServerError | None = None  # the error of the last lease call, unless the lease is lost
-        # what this controller waits for: the store's answer to a call, or an entry that the store hasn't accepted yet
+        # what decisions wait for: the store's answer to a call ("answer"), or an entry that the store hasn't accepted
+        # yet ("entry")
         self._awaited: set[str] = set()
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
-        self._under_way: asyncio.Future[None] | None = None  # the last call to the lease
+        self._under_way: asyncio.Future[None] | None = None  # the last call of a function of the lease
         self._time = TimeToAsk(self.lease.lease_s)
         self._keeping: asyncio.Future[None] | None = None
-        # the newest version that the members may be notified of, and the newest version in a queued entry
+        # the newest cluster version that the members may be notified of, and the newest one for which a call waits
         self._on_record = self._to_ask = -1
 
     @property
@@ -89,9 +95,9 @@ class EtcdLease:
     # ---- acquiring the lease ----
 
     async def await_turn(self) -> None:
-        """Wait until the last job of this name is over. Until then, nothing of this job is written.
+        """Wait until the previous job of this name is over. Until then, write nothing for this job.
 
-        If the last job has lost its controller, its other hosts can continue the job within the duration of one lease.
+        If the previous job has lost its controller, its other hosts can continue it within the duration of one lease.
         """
         term, is_logged, empty_since = self.term, False, math.inf
         patience_s = 3 * self.lease.lease_s + _LAST_LEASE_S
@@ -142,9 +148,9 @@ class EtcdLease:
     # ---- keeping the lease ----
 
     def keep(self, store: Any) -> Callable[[], object]:
-        """Renew the lease from now on, and make `store`, the cluster store, accept writes only from the lease's holder.
+        """Renew the lease from now on, and make the cluster store `store` accept writes only while this lease holds.
 
-        Return a function that ends both.
+        Return a function that stops the renewals.
         """
         self.term.guard(store)
         self._time = TimeToAsk(self.lease.lease_s)
@@ -159,21 +165,22 @@ class EtcdLease:
             await self._renew()
 
     async def _until_it_is_time(self) -> None:
-        """Wait for a quarter of the lease.
+        """Wait for a quarter of the lease's duration.
 
-        The lease expires even while this host is paused. So the wait is in real time, and ends at once after a pause.
+        The lease expires even while this host is paused. So this function measures real time, and returns at once
+        after a pause.
         """
         end = self._machine.monotonic() + self.lease.lease_s / 4
         while (left_s := end - self._machine.monotonic()) > 0 and not self.has_stepped_down:
             await asyncio.sleep(min(left_s, _LOOK_S))
 
     async def _renew(self) -> bool:
-        """Renew the lease. Return whether the store has answered."""
+        """Renew the lease. Return False if the store is unavailable or full."""
         asked = self._time
         try:
             await self.act(lambda: self._call(self.lease.renew))
             asked.answered(self._machine.monotonic())
-        except ConfigServerError:  # the store is unavailable, or it is full and no controller has the lease
+        except ConfigServerError:  # the store is unavailable, or it is full and the lease has expired
             asked.failed(self._machine.monotonic())
             return False
         return True
@@ -199,7 +206,7 @@ class EtcdLease:
     # ---- entries ----
 
     async def act(self, act: Callable[[], Awaitable[object]]) -> None:
-        """Run the actions one after another. If another controller has the lease, this controller steps down."""
+        """Run `act` after all earlier actions have ended. Step down if another controller has the lease."""
         lease = self.lease
         try:
             async with self._lock:
@@ -215,10 +222,10 @@ class EtcdLease:
             self._lose_lease(f"{error}: another host decides for the job from now on")
 
     async def _call(self, function: Callable[[], None], long_s: float | None = None) -> None:
-        """Call a function of the lease in a thread, which continues even if the awaiting task is cancelled.
+        """Call a function of the lease in a thread. The thread continues even if the awaiting task is cancelled.
 
-        The next call waits until this call ends; otherwise an older entry could follow a newer one. Deadlines stop
-        after `long_s` (default: half a lease).
+        The next call waits until the thread has finished this call. Otherwise, an older entry could be written after a
+        newer one. If the call takes longer than `long_s` (default: half the duration of the lease), deadlines stop.
         """
         long_s = self.lease.lease_s / 2 if long_s is None else long_s
         long = self._loop.call_later(long_s, self._await_store, "answer", True)
@@ -234,7 +241,7 @@ class EtcdLease:
             self.store_error = None if isinstance(error, LeadershipLostError) else error
             raise
         except asyncio.CancelledError:
-            goes_on = True  # until the end of the next call, both this call and the wait for it continue
+            goes_on = True  # the thread continues, and decisions may wait for it until the next call has ended
             raise
         finally:
             long.cancel()
@@ -248,9 +255,10 @@ class EtcdLease:
             self._on_store_awaited(not before)
 
     async def write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
-        """Write an entry, and retry for as long as the store is unavailable. Call it within `act`.
+        """Write an entry, and retry for as long as the store is unavailable. Call this only within `act`.
 
-        Return False if this host gives up the lease during the call: the entry may not be written, so don't act on it.
+        Return False if this host gives up the lease during the call. In that case, the entry may not have been
+        written, so the caller must not act on it.
         """
         try:
             return await self._write(snapshot)
@@ -285,17 +293,18 @@ class EtcdLease:
         return False
 
     def may_say(self, version: int) -> bool:
-        """Return whether the members may be notified of this version.
+        """Return whether the members may be notified of this cluster version.
 
-        A notified member waits for the version at its next step, and the version's commit must be written to the
-        snapshot. So no member is notified of another version while the store is unavailable.
+        A notified member waits at its next step for the commit of the version, and the commit must first be written to
+        the snapshot. So no member is notified of another version while the store is unavailable.
         """
         return self._on_record >= version
 
     async def until_it_may_be_said(self, version: int, is_over: Callable[[], bool]) -> bool:
-        """Wait until the members may be notified of this version.
+        """Wait until the members may be notified of this cluster version.
 
-        Return False if another call already waits for that, or if the notification no longer matters.
+        Return False if another call already waits for this version or a newer one, or if the notification no longer
+        matters.
         """
         if version <= self._to_ask:
             return False
@@ -307,7 +316,7 @@ class EtcdLease:
             await asyncio.sleep(RENEW_S)
         return False
 
-    # ---- its end ----
+    # ---- giving up the lease ----
 
     def _lose_lease(self, sentence: str, reason: str = "another host controls the job") -> None:
         if not self.has_stepped_down:
@@ -316,7 +325,7 @@ class EtcdLease:
             self._on_step_down(reason)
 
     async def step_down(self) -> None:
-        """Give up the lease because this host was paused: hosts that have left it return only to another controller."""
+        """Give up the lease because this host was paused. Hosts that have left it return only to another controller."""
         async with self._lock:
             self._lose_lease(
                 "this host was paused, and other hosts have left it: another host decides for the job from now on"
@@ -327,14 +336,14 @@ class EtcdLease:
     async def leave(self) -> None:
         """Give up the lease because this host leaves.
 
-        The next controller needn't wait until the lease expires. This controller begins no more writes, because a
-        write without a lease would acquire the lease again.
+        As a result, the next controller needn't wait until the lease expires. This controller begins no more writes,
+        because a write without a lease would acquire the lease again.
         """
         self.has_stepped_down = True
         await self.release()
 
     async def release(self) -> None:
-        """Delete the lease: the job is over, and the snapshot contains that."""
+        """Delete the lease, because the job is over and the snapshot says so."""
 
         async def leave() -> None:
             async with self._lock:

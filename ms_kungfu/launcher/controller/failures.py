@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 # Pause before the controller retries a slot whose process couldn't be started. The pause doubles each time.
 _START_PAUSE_S = 0.1
 _MAX_START_PAUSE_S = 5.0
-# An agent reports a broken connection within 0.2 s. If a lost host is the cause, the loss of the host is reported some
-# seconds later.
+# An agent reports a broken connection within 0.2 s. If the connection broke because a host was lost, the loss of the
+# host is reported some seconds later.
 _HOSTS_NEWS_S = 0.5
 _HOSTS_TELL_S = 5.0
 
@@ -61,7 +61,7 @@ class WorkerFailures:
             self.job.statistics.add(process.rank, steps)
 
     def _emit_end(self, process: Process, standing: Standing, code: int, error: str, verdict: Verdict | None) -> None:
-        """Emit that a process has exited. `verdict`: the decision about its failure, or None if it hasn't failed."""
+        """Emit the exit of a process. `verdict`: the decision about its failure, or None if it hasn't failed."""
         is_lost = process.host in self.job.coordinator.hosts.lost
         how: dict[str, Any] = {} if is_lost else exit_of(code)
         if verdict is None:
@@ -95,7 +95,7 @@ class WorkerFailures:
             self._emit_end(process, standing, code, error, None)
             return  # the process wasn't needed
         if dismissed:
-            code = 0  # the controller itself ended the worker, and has already logged that
+            code = 0  # the controller itself has ended the worker and logged that
         elif not self.is_over and code == 0 and process.peer is not None:
             _log.info("worker exited: %s code=%d", who, code)
         if finished:
@@ -126,10 +126,10 @@ class WorkerFailures:
         return self.job.course.settle(verdict)
 
     def _may_be_of_the_hosts(self, verdict: Verdict) -> bool:
-        """Return whether the worker may have failed because of a connection problem between hosts.
+        """Return whether a connection problem between hosts may have caused the worker's failure.
 
-        Such a problem is reported soon, and then ends the job. If none is reported, the worker's failure
-        ends the job.
+        If there is a connection problem, a host soon reports it, and the problem ends the job. If no host reports one,
+        the worker's failure ends the job.
         """
         job, remote = self.job, self.job.remote
         if self.is_over or job.options.recover is not Recover.FAIL or remote is None:
@@ -150,7 +150,7 @@ class WorkerFailures:
             self._settle(verdict)
 
     def _continue_without(self, process: Process, standing: Standing, verdict: Verdict, counted_on: bool) -> None:
-        """Continue without a process that has exited. `counted_on`: whether the newest cluster contains the process."""
+        """Continue without a process that has exited. `counted_on`: whether the newest cluster contains its peer ID."""
         job, coordinator, now = self.job, self.job.coordinator, self.job.loop.time()
         pause_s = 0.0
         if process.pid is None:  # the process couldn't be started, and an immediate retry would probably fail as well
@@ -176,7 +176,7 @@ class WorkerFailures:
         self.job.revisions.write()
 
     def end_pause_if_filled(self) -> None:
-        """End the pause if a newer cluster has filled the slots that caused the pause."""
+        """End the pause early if a newer cluster has filled the slots whose processes couldn't be started."""
         if self._pause is not None and not self.job.coordinator.pausing:
             self._pause.cancel()
             self._pause = None

@@ -13,24 +13,24 @@ from ms_kungfu.launcher.state import policy
 from ms_kungfu.launcher.state.policy import Standing
 
 _log = logging.getLogger(__name__)
-_UNFOLLOWED_S = 30.0  # time for members to check for a change; their first step may take that long
+_UNFOLLOWED_S = 30.0  # time in which members must adopt a change; their first step may take that long
 _MUST_JOIN_S = 60.0
-_TRAINS_S = 2.0  # importing MindSpore alone takes that long
+_TRAINS_S = 2.0  # a job that ends earlier hasn't trained, because importing MindSpore alone takes that long
 
 
 @dataclass(eq=False)
 class FollowWatch:
-    """Part of a `WorkerManager`, in its event loop.
+    """The part of a `WorkerManager` that warns if members don't adopt a change. It runs in the manager's event loop.
 
-    It warns at most once per job, before the first change is committed.
+    It watches only the job's first change. Once a change has been committed, it logs no more warnings.
     """
 
     broker: Broker
     processes: ProcessTable
     is_over: Callable[[], bool]
     awaits_store: Callable[[], bool]
-    _follows: bool = False  # whether the members have ever adopted a version
-    _steps_before: list[int] = field(default_factory=list)  # steps of the members when the version was prepared
+    _follows: bool = False  # whether the members have ever adopted a change
+    _steps_before: list[int] = field(default_factory=list)  # each member's last step when the change was prepared
     _timer: asyncio.TimerHandle | None = None
 
     def committed(self) -> None:
@@ -42,20 +42,20 @@ class FollowWatch:
             self._look_later(version, frozenset())
 
     def _look_later(self, version: int, logged: frozenset[str]) -> None:
-        """Look again after a while. `logged`: workers that an earlier warning listed as not joined."""
+        """Look again after a while. `logged`: the workers that an earlier warning has listed as not joined."""
         self._timer = asyncio.get_running_loop().call_later(_UNFOLLOWED_S, self._look, version, logged)
 
     def _look(self, version: int, logged: frozenset[str]) -> None:
         if self._follows or self.is_over():
             return
-        # the version can't be adopted before the store answers, and the outage is logged already
+        # the members can't adopt the version before the store answers, and the outage is logged already
         if self.awaits_store():
             self._look_later(version, logged)
             return
         absent = frozenset(process.who for process in self._members_yet_to_join())
         if absent - logged:
             _log.warning(
-                'change waits: version=%d not_joined="%s". These members of the present cluster have not '
+                'change waits: version=%d not_joined="%s". These members of the current cluster have not '
                 "joined it yet. A worker joins at its first collective, or when it begins to train",
                 version, ", ".join(sorted(absent)),
             )  # fmt: skip
@@ -65,9 +65,9 @@ class FollowWatch:
         steps = self._steps_of_members()
         if steps and max(steps) == max(self._steps_before, default=0):
             _log.warning(
-                'change waits: version=%d seconds=%g step=%d. No worker has ended a step since. Workers '
-                'adopt a change at the end of a step. The first step includes the compilation. The event "outside '
-                "steps\" in a worker's log names the line that its program is running",
+                'change waits: version=%d seconds=%g step=%d. No worker has finished a step since then. '
+                "Workers adopt a change at the end of a step. The first step includes the compilation. The event "
+                "\"outside steps\" in a worker's log names the line that its program is running",
                 version, _UNFOLLOWED_S, max(steps),
             )  # fmt: skip
         elif steps:
@@ -83,12 +83,12 @@ class FollowWatch:
                 '(the event "outside steps" in a worker\'s log names its line), or its steps aren\'t counted. A '
                 "program adopts changes if KungFuElasticCallback, ElasticTraining or --msrun counts its steps. If it "
                 "uses only ms_kungfu.comm, new workers wait until the job ends, or until `kungfu-run resize` requests "
-                "the present size again: docs/change-a-program.md",
+                "the current size again: docs/change-a-program.md",
                 version, _UNFOLLOWED_S,
             )  # fmt: skip
 
     def _steps_of_members(self) -> list[int]:
-        """Return the last step of each member that has begun to train, 0 before the first."""
+        """Return the last step of each member that has begun to train, or 0 if it hasn't finished a step."""
         members = [p for p in self.processes.of_standing(Standing.MEMBER) if p.peer is not None]
         found = [self.broker.facts.progress(p.peer, p.incarnation) for p in members if p.peer is not None]
         return [progress[0] for progress in found if progress is not None]
@@ -100,20 +100,20 @@ class FollowWatch:
 
 @dataclass(eq=False)
 class CopiesWatch:
-    """Warn once if several workers run and none has joined: either each trains separately, or all are still preparing.
+    """Warn once if several workers run and none has joined the job.
 
-    Workers that exit too early to have trained cause no warning: `kungfu-run -np 4 hostname` is not a
-    mistake.
+    In that case, either each worker trains separately, or all are still preparing. Workers that exit too early to have
+    trained cause no warning, because `kungfu-run -np 4 hostname` is not a mistake.
     """
 
     is_over: Callable[[], bool]
     has_granted: Callable[[], bool] = lambda: True  # whether any worker has joined
     size: Callable[[], int] = lambda: 0
     clock: Callable[[], float] = lambda: asyncio.get_running_loop().time()
-    _since: float | None = None  # when the workers were started; None once the warning was given
+    _since: float | None = None  # when the workers were started, or None if the warning has been logged
 
     def begin(self, broker: Broker, size: Callable[[], int]) -> asyncio.TimerHandle:
-        """Start the time until the warning, because the workers have been started."""
+        """Start the timer of the warning, because the workers have been started."""
         self.has_granted, self.size, self._since = broker.has_granted, size, self.clock()
         return asyncio.get_running_loop().call_later(_MUST_JOIN_S, self.warn)
 

@@ -1,6 +1,6 @@
 """Which hosts of a job haven't registered yet, and why.
 
-The controller waits for these hosts and queries their state.
+The controller waits for the missing hosts, and asks their launchers what they are doing.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
 _FIRST_WORDS_S = 10.0
-# If a host hasn't called within this time, the controller repeatedly asks the host for its state.
+# If a host hasn't registered within _PATIENCE_S, the controller asks it for its state every _ASK_S.
 _PATIENCE_S = 3.0
 _ASK_S = 10.0
-_TELL_SILENCE_S = 5.0  # earlier silence is normal, because hosts are started one after the other
+_TELL_SILENCE_S = 5.0  # before this time, silence is normal, because hosts are started one after the other
 _CALLS_IN_VAIN_S = 4.0
-# time for a live controller that lost its lease to find the new controller, and for its host to register
+# time for an earlier controller that has lost its lease, but still runs, to find this controller and register its host
 _ONCE_MORE_S = 0.3
 
 
@@ -44,8 +44,8 @@ class Registered(Protocol):
 class HostGathering:
     """The hosts that have to register with the controller.
 
-    `registered`: the hosts that have registered. `resumes`: whether hosts of a running job register with a new
-    controller.
+    `registered`: the hosts that have registered. `resumes`: whether this controller continues a running job, whose
+    hosts register with it.
     """
 
     def __init__(self, options: Options, machine: Machine, registered: Mapping[str, Registered], resumes: bool) -> None:
@@ -93,12 +93,12 @@ class HostGathering:
     ) -> None:
         """Wait until each host of a running job has registered with this controller, or is no longer expected to.
 
-        Hosts of the earlier controllers (`before`) have already been silent for long enough, so they get only a
-        moment. Each other host has to register before `time_to_ask` reaches `timeout_s`: by then it could have asked
-        for that long which host is the controller.
+        Hosts on which earlier controllers ran (`before`) have already been silent for long enough, so this controller
+        waits for them only a moment. Each other host has to register before `time_to_ask` reaches `timeout_s`. By
+        then, the host has been able to find this controller for `timeout_s`.
 
-        A registered host counts once it is confirmed. While this controller is paused, a host may register, leave, and
-        register again before this controller reads the first registration.
+        A registered host counts only when it is confirmed. While this controller is paused, a host may register,
+        leave, and register again before this controller reads the first registration.
         (`test_registered_host_is_awaited_until_it_is_confirmed`.)
         """
         begun = self._loop.time()
@@ -126,27 +126,27 @@ class HostGathering:
         return (*self.missing(), *unconfirmed)
 
     def missing_others(self) -> tuple[str, ...]:
-        """Return the missing hosts, except the controller's own host, which registers at once."""
+        """Return the missing hosts without the controller's own host, which registers at once."""
         return tuple(name for name in self.missing() if name != self.name)
 
     def why_missing(self) -> str:
         """Return what is known about the missing hosts, as text to append to a message that names them."""
         port = self.options.control_port
-        # A host's last message is a better explanation than its silence after that message.
+        # If a host has answered before, its last answer explains more than its silence after that answer.
         silent = {name: f"no answer from {name}:{port}: {why}" for name, why in self._silent.items()}
         last = {**silent, **self._rejected}
-        return "".join(f" The last of {name}: {last[name]}" for name in self.missing() if name in last)
+        return "".join(f" Last result for {name}: {last[name]}" for name in self.missing() if name in last)
 
     def then(self) -> str:
-        """Return how this host goes on after it has rejected another host."""
+        """Return which hosts can still register after one was rejected, and for how long, as text for a log line."""
         if self._deadline is None:
             return ""
         left_s = max(0.0, self._deadline - self._loop.time())
         return f"; {', '.join(self.missing())} can still register within {left_s:.0f} s (KUNGFU_JOIN_TIMEOUT)"
 
-    # If -H has a different order on each host, each host considers itself the head node, and no host calls another. A
-    # firewall on this host may also block incoming calls but not outgoing calls. So the controller calls each host,
-    # and sends its own name.
+    # If -H has a different order on each host, each host considers itself the head node, so no host calls another. It
+    # is also possible that a firewall on this host blocks incoming calls but not outgoing calls. So the controller
+    # calls each missing host, and sends its own name.
 
     async def _ask_who_is_missing(self) -> None:
         logged: set[tuple[str, str]] = set()
@@ -159,9 +159,9 @@ class HostGathering:
             await asyncio.sleep(_ASK_S)
 
     def _tell_of_silence(self, logged: set[tuple[str, str]]) -> None:
-        """Report silence once per host and reason.
+        """Log which hosts don't answer, once per host and reason.
 
-        All hosts with the same reason share a line, because there may be many hosts.
+        Hosts with the same reason share a line, because there may be many hosts.
         """
         port, by_reason = self.options.control_port, dict[str, list[str]]()
         for name in self.missing():

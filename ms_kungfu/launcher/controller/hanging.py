@@ -30,7 +30,10 @@ _FAILING_S = 10.0  # time for a failing worker to exit
 
 @dataclass(eq=False)
 class HangingWorkers:
-    """Part of a `WorkerManager`, in its event loop. `join_timeout_s`: how long workers wait for a joining worker."""
+    """The part of a `WorkerManager` that finds and ends hanging workers. It runs in the manager's event loop.
+
+    `join_timeout_s`: how long workers wait for a joining worker.
+    """
 
     options: Options
     machine: Machine
@@ -44,7 +47,7 @@ class HangingWorkers:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._stopped: dict[str, set[int]] = {}  # host -> its processes that were stopped by a signal at the last look
+        self._stopped: dict[str, set[int]] = {}  # host -> keys of the processes that a signal has stopped
         sure_s = stuck_sure_s(env.COLLECTIVE_TIMEOUT.get(self.machine.environ))
         self._stuck_watch: StuckWatch[tuple[PeerID, int]] = StuckWatch(sure_s)
         self._stuck_look_s = sure_s / 2
@@ -53,9 +56,9 @@ class HangingWorkers:
     def look_at(
         self, host: str, watch: HangWatch, now: float, stopped: Collection[int], is_starved: Callable[[int], bool]
     ) -> None:
-        """Examine the heartbeats of a host's workers. `now`: the time of the heartbeats by the host's own clock.
+        """Examine the heartbeats that a host has reported. `now`: the time of the heartbeats by that host's own clock.
 
-        While no report arrives from a host, none of its workers counts as hanging.
+        While a host sends no reports, none of its workers counts as hanging.
         """
         if self.is_over():
             return
@@ -70,17 +73,17 @@ class HangingWorkers:
             self._look_whether_it_fails(process)
 
     def is_stopped(self, process: Process) -> bool:
-        """Return whether the process was stopped by a signal at its host's last report."""
+        """Return whether a signal has stopped the process, according to its host's last report."""
         return process.key in self._stopped.get(process.host, ())
 
     def _heartbeat(self, process: Process) -> tuple[int, ...]:
         return () if process.peer is None else self.broker.facts.heartbeat(process.peer, process.incarnation)
 
     def _look_whether_it_fails(self, process: Process) -> None:
-        """End a worker that has failed in a collective or a join (Ctrl-C, no memory) while others continue.
+        """End a worker that can't continue after a collective or a join (for example: Ctrl-C, no memory).
 
-        The worker takes part in no more collectives, whatever its program does. The others wait for its exit
-        (docs/recovery.md).
+        The worker can't take part in collectives any more, whatever its program does. The other workers wait for its
+        exit (docs/recovery.md).
         """
         if process.state not in (WorkerState.RUNNING, WorkerState.STUCK) or process.peer is None:
             return
@@ -98,17 +101,20 @@ class HangingWorkers:
     # ---- stuck workers ----
 
     def keep_looking_for_the_stuck(self) -> None:
-        """Examine the last reports of all hosts together: one examination per host would cost quadratic time."""
+        """From now on, examine the last reports of all hosts together at regular intervals.
+
+        A separate examination for each host's report would take time that is quadratic in the number of hosts.
+        """
         if not self.is_over():
             self._look_for_the_stuck()
             self._look_for_stalls()
             self._loop.call_later(self._stuck_look_s, self.keep_looking_for_the_stuck)
 
     def _look_for_the_stuck(self) -> None:
-        """Log the Python stacks of live workers that don't reach the collective in which the others wait.
+        """Let each live worker log its Python stack if it doesn't reach the collective in which other workers wait.
 
-        With -recover, such a worker is ended before the others time out. Without it, the others raise
-        CollectiveTimeoutError, and their exit ends the job.
+        With -recover, the controller ends such a worker before the waiting workers time out. Without -recover, the
+        waiting workers raise CollectiveTimeoutError, and their exit ends the job.
         """
         found = self._stuck()
         if self.options.recover is Recover.FAIL:  # otherwise `_end_stuck` handles this
@@ -122,7 +128,7 @@ class HangingWorkers:
                     self._note_stuck(process, peer, found[peer, incarnation])
 
     def _look_for_stalls(self) -> None:
-        """Emit which worker has kept others waiting, and for how long."""
+        """Emit an event when a worker begins to keep others waiting for long, and when that ends."""
         facts, processes = self.broker.facts, {(p.peer, p.incarnation): p for p in self.processes if p.peer is not None}
         found = facts.waited_for(list(processes))
         told = {each: facts.progress(*each) for each in found}
@@ -175,7 +181,7 @@ class HangingWorkers:
         return env.COLLECTIVE_TIMEOUT.name, env.COLLECTIVE_TIMEOUT.get(self.machine.environ)
 
     def _note_unstuck(self, process: Process) -> None:
-        """Record that the worker has reached the collective, or that the others no longer wait."""
+        """Record that the worker has reached the collective, or that the other workers no longer wait for it."""
         if process.state is WorkerState.STUCK:  # by now the worker may be failing or removed
             process.to(WorkerState.RUNNING)
         _log.info("stuck worker: no rank waits for %s any more", process.who)

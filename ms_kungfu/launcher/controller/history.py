@@ -17,7 +17,10 @@ _KEPT = 20
 
 
 class History:
-    """The latest changes and their reasons, in the event loop. Each change is passed to `emit` as an event."""
+    """The latest changes of the cluster and their reasons. Use it in the event loop.
+
+    Each change is passed to `emit` as an event.
+    """
 
     def __init__(
         self, clock: Callable[[], float] = time.time, emit: Callable[[e.Event], None] = lambda event: None
@@ -27,8 +30,8 @@ class History:
         self.changes: deque[Change] = deque(maxlen=_KEPT)
 
     def note(self, reason: str) -> None:
-        """Record an event that causes the launcher's next cluster."""
-        # The event of each worker on a lost host repeats that the host was lost, and the reason.
+        """Record a reason for the next cluster that the launcher writes."""
+        # If a host was lost, the reason for each of its workers repeats the reason for the host.
         removed = re.search(r" was on host (\S+), which was lost: ", reason)
         if removed is None or not any(known.startswith(f"host {removed[1]} is lost: ") for known in self._reasons):
             self._reasons.append(reason)
@@ -38,9 +41,9 @@ class History:
         self.changes.append(Change(cluster.version, cluster.size, None, "the job's start", now, now, state="committed"))
 
     def resumed(self, changes: Sequence[Change], cluster: Cluster) -> None:
-        """Continue the history of the previous controller, for a job that runs in `cluster`."""
+        """Continue the history of the previous controller. `cluster`: the committed cluster of the job."""
         self.changes.extend(changes)
-        self.committed(cluster, None)  # the change is reported once it is in the snapshot
+        self.committed(cluster, None)  # the snapshot contains a commit before `changes` does
         if not self.knows(cluster):
             now = self._clock()
             self.changes.append(
@@ -95,7 +98,7 @@ class History:
         return round(max(0.0, self._clock() - change.wanted_at), 4)
 
     def _running_size(self, otherwise: int | None) -> int | None:
-        """Return the size of the last committed cluster; `otherwise` if the latest changes don't include it."""
+        """Return the size of the last committed cluster, or `otherwise` if `changes` doesn't contain a commit."""
         sizes = [change.size for change in self.changes if change.chosen_at is not None]
         return sizes[-1] if sizes else otherwise
 

@@ -1,4 +1,4 @@
-"""The events of a job. The controller's parts emit them here, and they go to the event log and the status."""
+"""The events of a job, which the controller's parts emit. This module passes them to the event log and the status."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from ms_kungfu.launcher.wire.codec import encode
 _log = logging.getLogger(__name__)
 _KEPT = 4096
 _MOST_CHARACTERS = 4096  # the limit of `job_events.Text`
-# With 64 ranks, statistics alone take 240 B/s. If there are many other events, a statistics line covers more than 1 s.
+# With 64 ranks, statistics alone take 240 B/s. If other events use up the limit, statistics are written less often than
+# once per second, and each statistics line covers a longer time.
 BYTES_PER_HOUR = 1_000_000
 _BURST_BYTES = 32 * 1024
-_SPARE_BYTES = 16 * 1024  # the part of each hour's bytes that is reserved for lines that can't wait
+_SPARE_BYTES = 16 * 1024  # the bytes of each hour that are reserved for lines that can't wait
 
 
 @dataclass(eq=False)
 class JobEvents:
     """Receive the job's events in the controller's event loop. `emit` never raises and never waits.
 
-    Events in the log have the host's time of day. Durations and rates come from `now`, so that a host whose clock is
-    set during the job doesn't change them. (`test_clock_that_is_set_changes_no_duration`.)
+    Events in the log carry the host's time of day. Durations and rates are computed from `now`, so they stay correct
+    if the host's clock is set during the job. (`test_clock_that_is_set_changes_no_duration`.)
     """
 
     options: Options
@@ -47,14 +48,15 @@ class JobEvents:
     def __post_init__(self) -> None:
         self.account, self.training = JobAccount(), TrainingWatch()
         self.kept: collections.deque[e.Event] = collections.deque(maxlen=_KEPT)
-        """Return the newest events."""
+        """The newest events."""
         self.listeners: list[Callable[[e.Event], None]] = []
         self._began, self._began_at = self.machine.monotonic(), self.machine.time()
 
     def begin(self, job: str, fresh: bool) -> None:
         """Begin the log.
 
-        `fresh`: whether the job begins here. Otherwise another controller has written to the log before.
+        `fresh`: whether this is the job's first controller. Otherwise, an earlier controller may have written to the
+        log file already.
         """
         if self.options.logdir is not None:
             self._file = self.machine.open_event_file(self.options.logdir / e.FILE_NAME, fresh)
@@ -88,15 +90,15 @@ class JobEvents:
             self._file.write(line)
 
     def now(self) -> float:
-        """Return the seconds since 1970, by the clock's value at the beginning and the monotonic time since then."""
+        """Return the seconds since 1970: the clock's value at the beginning, plus the monotonic time since then."""
         return self._began_at + self.machine.monotonic() - self._began
 
     def store_outage(self, error: str) -> None:
-        """Record why the cluster store doesn't answer, or with "" that the store answers again."""
+        """Record that the cluster store doesn't answer because of `error`, or answers again if `error` is ""."""
         self.emit(e.StoreLost(reason=error) if error else e.StoreRestored())
 
     def may_add(self) -> bool:
-        """Return whether a line that can wait fits into the hourly limit of bytes."""
+        """Return whether the hourly limit of bytes allows a line that can wait."""
         elapsed_s = self.machine.monotonic() - self._began
         return self._bytes < _BURST_BYTES + elapsed_s * (BYTES_PER_HOUR - _BURST_BYTES - _SPARE_BYTES) / 3600
 
@@ -106,7 +108,7 @@ class JobEvents:
             _log.info("summary: %s", line)
 
     async def close(self) -> None:
-        """Write the last lines, and the report if the job has ended here."""
+        """Write the last lines. Also write the report if this controller has ended the job."""
         if self._file is not None:
             await self._file.close(None if self.account.ended is None else _write_report)
 
@@ -116,5 +118,5 @@ def _write_report(log: Path) -> None:
 
 
 def exit_of(code: int) -> dict[str, int]:
-    """Return an exit code in the form of an event: negative for a signal."""
+    """Return the fields of an event that report the exit code `code`. A negative code stands for a signal."""
     return {"signal": -code} if code < 0 else {"exit_code": code}

@@ -1,4 +1,7 @@
-"""Which controller decides for a job: always that of one host (`NoElection`), or the lease's holder (`EtcdLease`)."""
+"""Which controller decides for a job.
+
+With `NoElection`, it is always the controller of one host. With `EtcdLease`, it is the controller that has the lease.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +57,9 @@ class Leadership(Protocol):
 
     @property
     def store_error(self) -> ConfigServerError | None:
-        """Return why the store rejected the last call of the lease.
+        """Return why the store rejected the last call that concerned the lease.
 
-        None if the store accepted it, or the lease is lost.
+        Return None if the store accepted the call, or if the lease is lost.
         """
         ...
 
@@ -66,13 +69,13 @@ class Leadership(Protocol):
         ...
 
     async def await_turn(self) -> None:
-        """Wait until the last job of this name is over. Raise StartError if that job continues."""
+        """Wait until the previous job of this name is over. Raise StartError if that job continues."""
 
     async def acquire(self, snapshot: Callable[[], LeaderSnapshot]) -> None:
         """Acquire the lease before the job begins. Raise StartError if another job has the name."""
 
     def keep(self, store: Any) -> Callable[[], object]:
-        """Keep the lease from now on. Return a function that ends that."""
+        """Keep the lease from now on. Return a function that stops keeping it."""
         ...
 
     async def has_it_again(self) -> bool:
@@ -84,39 +87,39 @@ class Leadership(Protocol):
         ...
 
     async def act(self, act: Callable[[], Awaitable[object]]) -> None:
-        """Run each action when the previous one has ended.
+        """Run `act` after all earlier actions have ended.
 
-        Run no action any more if another host decides for the job.
+        If another host now decides for the job, don't run `act`.
         """
 
     async def write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
-        """Write an entry, within `act`. Return whether the store contains it."""
+        """Write `snapshot` as an entry. Call this only within `act`. Return whether the store contains the entry."""
         ...
 
     def may_say(self, version: int) -> bool:
-        """Return whether the members may be notified of this version."""
+        """Return whether the members may be notified of this cluster version."""
         ...
 
     async def until_it_may_be_said(self, version: int, is_over: Callable[[], bool]) -> bool:
-        """Wait until the members may be notified of this version.
+        """Wait until the members may be notified of this cluster version.
 
-        Return False if another call already waits for this version or a newer one, or if the notification no longer
-        matters.
+        Return False if another call already waits for this cluster version or a newer one, or if the notification no
+        longer matters.
         """
         ...
 
     async def step_down(self) -> None:
-        """Step down because this host was paused, and other hosts have left it."""
+        """Step down because this host was paused and other hosts have left its controller."""
 
     async def leave(self) -> None:
         """Step down because this host leaves the job."""
 
     async def release(self) -> None:
-        """Release the lease: the job is over."""
+        """Release the lease because the job is over."""
 
 
 class NoElection:
-    """The first host decides for the whole job, and the job ends with that host: no snapshot is needed."""
+    """The first host decides for the whole job, and the job ends with that host. So no snapshot is needed."""
 
     moves = False
     lease = None

@@ -1,4 +1,4 @@
-"""Which workers may leave the newest version, by their own request or because of a SIGTERM."""
+"""Which workers may leave the newest cluster version, after they have asked to leave or got a SIGTERM."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ms_kungfu.launcher.state.versions import ClusterVersions
 
 
 class LeaveRequests:
-    """The part of the broker that handles leave requests. `Broker` documents `on_leave`."""
+    """The part of the broker that handles requests to leave. `on_leave` is documented in `Broker`."""
 
     def __init__(self, versions: ClusterVersions, min_size: int, on_leave: Callable[[PeerID], None] | None) -> None:
         self._versions, self._min_size, self._on_leave = versions, min_size, on_leave
         self._loop = asyncio.get_running_loop()
         self.job_ends = False
-        self.leaving: set[PeerID] = set()  # members of the newest version that may leave it and haven't left yet
+        self.leaving: set[PeerID] = set()  # members of the newest version that may leave it but haven't left it yet
         self.evicted: set[PeerID] = set()  # peers that a resize request has excluded from the newest cluster by name
         self.told_to_end: set[PeerID] = set()  # members that may leave because they got a SIGTERM
 
     def objection(self, peer: PeerID, terminated: bool) -> str:
-        """Grant a leave and report it, or return the reason why it can't be granted.
+        """Allow `peer` to leave, report that to `on_leave`, and return "". Otherwise return why `peer` can't leave.
 
-        If several requests arrive at once, only the first ones may be granted.
+        If several workers ask to leave at the same time, perhaps only the first of them may.
         """
         newest = self._versions.newest
         if self.job_ends or newest is None:
@@ -33,7 +33,7 @@ class LeaveRequests:
         if peer not in newest.workers:  # the peer is leaving already
             if terminated and self._on_leave is not None:
                 self.told_to_end.add(peer)
-                self._loop.call_soon(self._on_leave, peer)  # the leave may have been revoked since
+                self._loop.call_soon(self._on_leave, peer)  # the permission to leave may have been revoked
             return ""
         left = self._versions.staying_without(peer, self.leaving)
         if left == 0:
@@ -56,6 +56,6 @@ class LeaveRequests:
         self.evicted.update(peers)
 
     def stays(self, peer: PeerID) -> None:
-        """Revoke a granted leave, because too few workers would remain."""
+        """Revoke a worker's permission to leave, because too few workers would remain."""
         for peers in (self.leaving, self.evicted, self.told_to_end):
             peers.discard(peer)

@@ -20,33 +20,35 @@ from ms_kungfu.launcher.state.policy import Action, Recover, Verdict
 
 _log = logging.getLogger(__name__)
 
-# How a host leaves. Its agent got a SIGTERM and has reported that. From then on:
+# How a host leaves. The host's agent has got a SIGTERM and has reported it. From then on:
 #   1. No new worker is placed on the host (`Hosts.check`, `Hosts.slots_by_host`). Each revision excludes the host's
 #      workers, even if other writers list them (`Coordinator.going`). These workers leave as any worker does, after a
 #      step that all members have agreed on. So all members have trained the same steps and samples.
 #   2. When the workers have exited and a version without the host is committed, the controller removes the host as it
 #      removes a failed host. Then the host's launcher exits with 0. Inter-host transports of the previous version may
-#      still hold connections to the host. That is safe, because all other hosts have each result that the host's
-#      workers have got (transport.h): a version is committed only when each remaining member has reached that point.
-#      If a host doesn't have a result, its members are notified of the loss before they wait for the host, and continue
-#      as after a host failure.
-#   3. After -leave-grace, the controller kills the workers that are left on the host. That counts as a failure. Step 2
-#      then follows without waiting for a committed version; that version follows from the failures, as always.
+#      still hold connections to the host. That is safe, because every other host already has all results that the
+#      leaving host's workers have got (transport.h): a version is committed only when each remaining member has reached
+#      that point. If another host lacks a result, its members are notified of the loss before they wait for the leaving
+#      host, and continue as after a host failure.
+#   3. After -leave-grace, the controller kills the workers that are left on the host. That counts as a failure. Then
+#      the controller removes the host without waiting for the commit in step 2. The version without the host follows
+#      from the failures of its workers.
 # Other events in the meantime are handled separately:
 #   - If the connection ends, the host has failed.
 #   - If workers fail or more hosts want to leave, each revision checks that enough members stay. If not, the job ends.
 #   - A pending resize is revised. A new resize is rejected if it needs the host.
-#   - If members complete the program, no more workers leave. The host then ends with the job, or after -leave-grace.
-#   - The host may come back by -join. Its former membership doesn't prevent that: `joining` distinguishes processes,
-#     versions and connections of the two memberships.
+#   - If members complete the program, no more workers leave. The host then leaves when the job ends, or after
+#     -leave-grace.
+#   - The host may come back with -join. `joining` distinguishes processes, versions and connections of its two
+#     memberships.
 
 
 @dataclass(eq=False)
 class JobNodes:
     """Implements `remote_agent.NodeEvents`.
 
-    `status`: returns the job's status. `left_s`: returns the time that is left until -timeout. `interrupted` ends the
-    job; `hurry` ends it at once.
+    `status()` returns the job's status. `left_s()` returns the number of seconds until the job's -timeout.
+    `interrupted` ends the job, and `hurry` ends it at once.
     """
 
     job: JobContext
@@ -138,7 +140,7 @@ class JobNodes:
             self.host_leaves(name)
 
     def has_enough_who_stay(self) -> bool:
-        """Return whether enough members remain while hosts leave. If not, the job has been ended."""
+        """Return whether enough members remain when the leaving hosts have left. If not, end the job."""
         job, leaving = self.job, self.hosts.leaving
         if not leaving or job.coordinator.finishing:
             return True
@@ -155,7 +157,7 @@ class JobNodes:
             self.let_go()
 
     def let_go(self) -> None:
-        """Release each leaving host that has no more work in this job."""
+        """Release each leaving host on which the job has no more work to do."""
         job = self.job
         for name in self.hosts.leaving:
             current = job.workers.broker.versions.current
@@ -176,13 +178,13 @@ class JobNodes:
         self.job.revisions.write()
 
     async def leave(self) -> None:
-        """Let the controller's own host leave. A job that has begun doesn't end because of that."""
+        """Let the controller's own host leave. This doesn't end a job that has begun."""
         job, leadership = self.job, self.job.leadership
         if leadership.has_stepped_down or job.course.is_over or (leadership.resumes is None and not job.has_begun):
             return
         self.has_left = True
         await leadership.leave()
-        job.course.end(Verdict(Action.FAIL, "another host has the job", 1))
+        job.course.end(Verdict(Action.FAIL, "another host controls the job", 1))
 
     # ---- hosts that join ----
 
@@ -216,4 +218,4 @@ class JobNodes:
         _log.info("host joined: host=%s slots=%d rejoined=%s", host.name, host.slots or 0, "yes" if is_back else "no")
         job.events.emit(e.HostJoined(host=host.name, slots=host.slots or 0, rejoined=is_back))
         job.history.note(f"host {host.name} has {'come back to' if is_back else 'joined'} the job")
-        job.revisions.write()  # the store gets the host's slots, so that a client that resizes the job can fill them
+        job.revisions.write()  # add the host's slots to the store, so that a client that resizes the job can fill them

@@ -1,4 +1,7 @@
-"""The job's prestarted workers on all hosts: the standbys of -standby, and workers that the members expect to need."""
+"""The job's prestarted workers on all hosts.
+
+They are the standbys that -standby requests, and standbys for a larger size that the members expect.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ from ms_kungfu.launcher.state.prestarted import Expected, next_slots, start_at_o
 from ms_kungfu.launcher.state.states import WorkerState
 
 _log = logging.getLogger(__name__)
-_LOOK_AGAIN_S = 10.0  # time until the controller checks again whether there is enough memory
+_LOOK_AGAIN_S = 10.0  # time until the controller tries again to start a standby for which there was no memory
 
 
 @dataclass(eq=False)
 class PrestartedWorkers:
-    """Part of a `WorkerManager`, in its event loop."""
+    """The part of a `WorkerManager` that starts and ends standbys. It runs in the manager's event loop."""
 
     options: Options
     broker: Broker
@@ -35,19 +38,19 @@ class PrestartedWorkers:
     coordinator: Coordinator
     starting: StartOfWorkers
     ending: EndOfWorkers
-    # called with a removed process: a host may be waiting for its last process to exit
+    # called with a process that has been removed from `processes`, because a host may be waiting for its last process
     removed: Callable[[Process], None]
 
     def __post_init__(self) -> None:
         self._kept = self.options.standbys
         self._expected = Expected()
         self._numbers = itertools.count(1)
-        # what was logged for this expectation: the hosts without enough memory, and "" for the start of standbys
+        # what has been logged about `_expected`: each host without enough memory, and "" for the start of standbys
         self._logged: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, expected: Expected) -> None:
-        """Record the size that the members expect next. End the standbys that aren't needed for this size."""
+        """Record the size that the members expect next. Start and end standbys accordingly."""
         if expected.version != self.coordinator.newest.version:
             return
         has_room = self.coordinator.hosts.has_room(expected.size)
@@ -58,14 +61,14 @@ class PrestartedWorkers:
         self.keep()
 
     def expect_none(self) -> None:
-        """End all standbys except those of -standby, because a member has completed the program."""
+        """End all standbys except those that -standby requests, because a member has completed the program."""
         for process in self.processes.standbys()[self._kept :]:
             self._end(process)
 
     def resume(self, last: int) -> None:
-        """Keep the standbys of an earlier controller, whose numbers go up to `last`.
+        """Keep the standbys of an earlier controller, whose highest number is `last`.
 
-        What the members expect is unknown until they report it again.
+        The size that the members expect is unknown until they report it again.
         """
         self._numbers = itertools.count(last + 1)
         if (present := len(self.processes.standbys())) > self._kept:
@@ -77,7 +80,7 @@ class PrestartedWorkers:
         self._expected = replace(self._expected, newcomers=max(0, self._expected.newcomers - 1))
 
     def keep(self) -> None:
-        """Start the standbys that a host lacks, and end the standbys that it doesn't need."""
+        """On each host, start the standbys that are missing, and end the standbys that aren't needed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -101,7 +104,7 @@ class PrestartedWorkers:
                 self._start(host, standbys, kept, wanted, hosts, expected.size)
 
     def no_memory(self, host: str, key: int, why: str) -> None:
-        """Record that the agent had no memory to start a standby. The controller retries later."""
+        """Record that a host has too little memory for a standby. The controller retries later."""
         process = self.processes.get(key)
         if process is None or process.host != host:
             return
@@ -121,10 +124,11 @@ class PrestartedWorkers:
     def _start(
         self, host: str, standbys: Collection[Process], kept: int, wanted: int, hosts: list[str], size: int
     ) -> None:
-        """Start the standbys that a host lacks.
+        """Start the standbys that are missing on `host`.
 
-        `standbys`: those that `host` has, out of `kept` and `wanted`. `hosts`: the host of each worker, now and after
-        the expected change. `size`: the expected size.
+        `standbys`: the standbys that the host has. `kept` and `wanted`: how many it needs for -standby, and for the
+        expected size `size`. `hosts`: the host of each present worker in rank order, followed by the hosts of the
+        workers that will be added.
         """
         known = self.broker.requests.ready_standbys
         ready = sum(process.standby in known for process in standbys)
@@ -145,5 +149,5 @@ class PrestartedWorkers:
         taken = {process.rank for process in standbys}
         ranks = (rank for rank in range(newest.size, len(hosts)) if hosts[rank] == host and rank not in taken)
         for i, rank in zip(range(first + more), ranks):
-            needs = 0 if i < first else 2 + starting + i  # the memory of one more worker must stay free
+            needs = 0 if i < first else 2 + starting + i  # memory for one more worker must stay free
             self.starting.standby(next(self._numbers), rank, hosts[: max(size, rank + 1)], newest, needs)

@@ -16,9 +16,10 @@ Waits = Sequence[tuple[Union[int, str], Union[int, str], bool]]
 
 
 class ProcessFacts:
-    """The broker's view of its processes.
+    """The broker's view of the worker processes.
 
-    `has_slot`: whether a process (peer ID and incarnation) has been granted a slot and hasn't been excluded.
+    `has_slot(process)` returns whether a process (peer ID and incarnation) has been granted a slot and hasn't been
+    excluded since.
     """
 
     def __init__(
@@ -33,7 +34,10 @@ class ProcessFacts:
         asker.send(m.Noted())
 
     def heartbeat(self, peer: PeerID, incarnation: int) -> tuple[int, ...]:
-        """Return counts that change while the process runs. Empty before it has a slot, and after it has left."""
+        """Return counts that change while the process runs.
+
+        The tuple is empty before the process has a slot, and after the process has left.
+        """
         beats = tuple(segment.heartbeat(rank) for segment, rank in self._segments.slots_of(peer, incarnation))
         process = (peer, incarnation)
         if any(beats):
@@ -43,18 +47,24 @@ class ProcessFacts:
         return beats
 
     def progress(self, peer: PeerID, incarnation: int) -> Progress | None:
-        """Return the process's training progress, from the newest version in which it has reported progress."""
+        """Return the process's training progress, from the newest cluster version in which it has reported progress."""
         slots = list(self._segments.slots_of(peer, incarnation))
         return next(filter(None, (segment.progress(rank) for segment, rank in reversed(slots))), None)
 
     def doing(self, peer: PeerID, incarnation: int) -> m.Doing | None:
-        """Return what the process does, from the newest version that it has joined. None if it isn't known."""
+        """Return what the process is doing, from the newest cluster version that it has joined.
+
+        Return None if that isn't known.
+        """
         slots = list(self._segments.slots_of(peer, incarnation))
         joined = [(segment, rank) for segment, rank in slots if segment.heartbeat(rank)]
         return joined[-1][0].doing(joined[-1][1]) if joined else None
 
     def gave_up(self, peer: PeerID, incarnation: int) -> str:
-        """Return why a live process can't continue (the others then wait for its exit), or "" if it can continue."""
+        """Return why a live process can't continue, or "" if it can.
+
+        If it can't, the other workers wait for its exit.
+        """
         slots = self._segments.slots_of(peer, incarnation)
         return next(filter(None, (segment.gave_up(rank) for segment, rank in slots)), "")
 
@@ -71,7 +81,7 @@ class ProcessFacts:
         return self._found(alive, awaited, every_wait=True) if any(awaited.values()) else {}
 
     def sleeping(self, version: int) -> set[int]:
-        """Return the ranks of a version that sleep in an operation."""
+        """Return the ranks of cluster version `version` that sleep in an operation."""
         segment = self._segments.open.get(version)
         return set() if segment is None else {rank for rank, *_ in segment.awaited() if isinstance(rank, int)}
 
@@ -94,6 +104,6 @@ class ProcessFacts:
         return {process: sorted(rank_of[each] for each in by) for process, by in found.items()}
 
     def set_ending(self, peer: PeerID, incarnation: int, ending: bool) -> None:
-        """Record that the process is about to be ended, or with `ending` False that it isn't."""
+        """Record whether the controller is about to end the process."""
         for segment, rank in self._segments.slots_of(peer, incarnation):
             segment.set_ending(rank, ending)

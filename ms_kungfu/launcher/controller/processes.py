@@ -21,16 +21,16 @@ _NOT_AWAITED = {WorkerState.OVERDUE, WorkerState.DISMISSED, WorkerState.UNKILLAB
 
 @dataclass
 class Process:
-    """A worker process whose exit hasn't been reported."""
+    """A worker process whose exit hasn't been reported yet."""
 
     key: int
     log_name: str
     host: str  # where it runs
     peer: PeerID | None = None  # None for a standby without a slot
     incarnation: int = 0
-    rank: int = 0  # rank in its last version; at first, in the version for which it was started
-    size: int = 1  # size of the version of `rank`
-    slot: int = -1  # slot that its replacement inherits
+    rank: int = 0  # its rank in its last cluster version; at first, in the version for which it was started
+    size: int = 1  # the size of the cluster version in which it has `rank`
+    slot: int = -1  # a number that its replacement inherits; restarts are counted for each number
     standby: int | None = None
     pid: int | None = None
     join_timer: asyncio.TimerHandle | None = None
@@ -38,10 +38,10 @@ class Process:
     state: WorkerState = WorkerState.STARTING
     killed_because: str = ""
     is_registered: bool = False  # whether it has requested its slot
-    is_late: bool = False  # whether the controller ended it because it wasn't ready to join in time
-    told_again: bool = False  # whether it got a second SIGTERM, because it may leave after the first one but can't
-    has_its_cores: bool = False  # whether it has the fixed number of cores per worker, if there is one
-    device: int = 0  # its index in Devices; never changes
+    is_late: bool = False  # whether the controller killed it because it wasn't ready to join in time
+    told_again: bool = False  # whether it got a second SIGTERM, because it was allowed to leave but can't
+    has_its_cores: bool = False  # whether it has the fixed number of cores per worker, if a number is fixed
+    device: int = 0  # the index of its device in Devices; never changes
 
     def to(self, state: WorkerState) -> None:
         self.state = self.state.to(state, self.who)
@@ -49,7 +49,7 @@ class Process:
 
     @property
     def is_ending(self) -> bool:
-        """Return whether the controller has ended the process, or the process has exited."""
+        """Return whether the controller has ended or killed the process, or the process has exited."""
         return self.state in _ENDING
 
     @property
@@ -98,7 +98,7 @@ class ProcessTable:
         return len(self._by_key)
 
     def is_current(self, process: Process) -> bool:
-        """Return whether the process has a peer ID, and later versions still use that peer ID for this process."""
+        """Return whether the process has a peer ID that later cluster versions still use for this process."""
         return process.peer is not None and not self._broker.versions.is_out(process.peer, process.incarnation)
 
     def standing(self, process: Process) -> Standing:
@@ -121,7 +121,7 @@ class ProcessTable:
 
     def headcount(self) -> Headcount:
         waited_for = [p for p in self if p.state not in _NOT_AWAITED]
-        # Read this first: a commit between the reads would make members leave, and forget their SIGTERM.
+        # Read `told_to_end` first. A commit between the two reads would exclude members and forget their SIGTERM.
         told_to_end = self._broker.leaves.told_to_end if waited_for else ()
         standings = [self.standing(p) for p in waited_for]
         return Headcount(
@@ -133,22 +133,21 @@ class ProcessTable:
     def taken_ports(self) -> set[int]:
         """Return the ports in use.
 
-        A process that is leaving keeps its port until it exits, or its grace period is over.
+        A process that is leaving keeps its port until it exits, or until -leave-grace is over.
         """
         return {p.peer.port for p in self if p.peer is not None and p.state is not WorkerState.OVERDUE}
 
     def standbys(self) -> list[Process]:
-        """Return the standbys that may still be needed, most ready first."""
+        """Return the standbys that aren't ending. The standbys that are ready come first, then the oldest."""
         ready = self._broker.requests.ready_standbys
         spare = [p for p in self if p.peer is None and not p.is_ending]
         return sorted(spare, key=lambda p: (p.standby not in ready, p.key))
 
     def standby_for(self, rank: int, host: str) -> Process | None:
-        """Return a standby on `host` for this rank.
+        """Return a standby on `host` for this rank, or None.
 
-        Among the standbys that are most ready, prefer one that was prepared for the rank.
-
-        Return only a standby that is known to run, because an agent may refuse to start a standby.
+        A ready standby is preferred. Among standbys that are equally ready, one that was prepared for the rank is
+        preferred. The result is always a standby that has a process ID, because an agent may refuse to start one.
         """
         ready = self._broker.requests.ready_standbys
         there = (p for p in self.standbys() if p.host == host and p.pid is not None)
@@ -176,7 +175,7 @@ class ProcessTable:
         for other in self:
             if other.host != host:
                 continue
-            # A standby is about to join a cluster.
+            # A standby counts as staying, because it is about to join a cluster.
             stays = other.peer is None or (other.peer in cluster.workers and self.is_current(other))
             (staying if stays else leaving).append(other.device)
         devices = self._agents[host].devices

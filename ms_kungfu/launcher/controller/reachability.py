@@ -1,6 +1,7 @@
 """Detection of failed hosts.
 
-A host has failed if no message arrives from it, or perhaps if another host can't reach it.
+A host counts as failed if no message arrives from it for -host-timeout. If two hosts can't reach each other, the
+controller decides which of them counts as failed.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.launcher.wire import messages as m
 
 _LOOK_S = 0.2  # interval of checks for broken connections between hosts
-# When a host ends, it closes its connections. Some of them close a moment before the host counts as silent.
+# When a host ends, all its connections close. Its connections to other hosts may close a moment before the controller
+# notices that the host has ended.
 _HOST_FIRST_S = 1.0
-# Several hosts report one after another which hosts can't reach each other.
+# time for several hosts to report, one after another, which hosts can't reach each other
 _LAST_NEWS_S = 2.0
-_MISSED_S = 1.0  # at most two heartbeats of a host
+_MISSED_S = 1.0  # additional time in which at most two heartbeats of a host can be missing
 
 
 class NodeEvents(Protocol):
@@ -37,7 +39,7 @@ class NodeEvents(Protocol):
 
 
 class Reachability:
-    """Find hosts that fail. `lose(agent, why)` declares a host failed."""
+    """Find hosts that have failed. `lose(agent, why)` declares a host failed."""
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class Reachability:
         return [agent for agent in self.agents.values() if not agent.lost]
 
     def _look_for_silence(self, leases: Leases) -> None:
-        """Find silent hosts, and send each host a heartbeat."""
+        """Declare silent hosts failed, and send a heartbeat to each of the others."""
         others = {agent.name: agent.heard for agent in self.living() if agent.name != self.options.hosts.self_name}
         for name in leases.run_out(self._loop.time(), others):
             self._lose(
@@ -80,10 +82,10 @@ class Reachability:
         self._timers[what] = self._loop.call_later(seconds, function, *arguments)
 
     def note_apart(self) -> None:
-        """Record that a host reports another host as unreachable.
+        """Record that a host has reported another host as unreachable.
 
-        More such reports may follow. If one of the two hosts has ended, its silence must be detected before either
-        host is evicted.
+        More such reports may follow. If one of the two hosts has ended, the controller must have time to detect its
+        silence before it evicts either host.
         """
         missed_s = 0.0 if self.options.host_timeout_s is None else self.options.host_timeout_s / 4 + _MISSED_S
         self._later("apart", max(_LAST_NEWS_S, missed_s), self._evict_who_is_apart)
@@ -112,8 +114,8 @@ class Reachability:
         involved = [agent for agent in self.living() if any(agent.name in pair for pair in apart)]
         limit_s = self.options.host_timeout_s
         if limit_s is not None and any(now - agent.heard > limit_s / 4 for agent in involved):
-            # The host may soon be declared lost because of its silence. Silence shows more reliably which host has
-            # failed.
+            # One of these hosts may soon be declared lost because of its silence. Silence shows more reliably which
+            # host has failed than the reports of other hosts.
             self._later("apart", _LOOK_S, self._evict_who_is_apart)
             return
         workers = Counter(
@@ -129,20 +131,20 @@ class Reachability:
     # ---- connections between hosts ----
 
     def transport_failed(self, segment: SpreadSegment, why: str) -> None:
-        """Record that a host can no longer exchange anything with the others.
+        """Record that a host can no longer exchange data with the other hosts of the segment.
 
-        If one of the hosts has ended, that is reported as the reason.
+        The job ends a moment later, unless one of the hosts has ended: then the end of that host is the reason.
         """
         if not self._transport_failed:
             self._transport_failed = True
             self._loop.call_later(_HOST_FIRST_S, self._tell_of_failure, segment, why)
 
     def are_apart(self) -> bool:
-        """Return whether some hosts can't reach each other. It is then decided soon which host counts as lost."""
+        """Return whether some hosts can't reach each other. If so, it is decided soon which host counts as lost."""
         return bool(self._apart())
 
     def is_in_trouble(self) -> bool:
-        """Return whether hosts can't reach each other, or an exchange between hosts may have ended for that reason."""
+        """Return whether hosts can't reach each other, or may not: an exchange between hosts has failed recently."""
         return self._transport_failed or self.are_apart()
 
     def _tell_of_failure(self, segment: SpreadSegment, reason: str) -> None:

@@ -1,9 +1,9 @@
 """The controller's view of the hosts. Each host is an `AgentHandle`, and holds its part of a version's shared memory.
 
-Each host, including the controller's own, has an agent. The agent has connected, has proved that it has the job's
-secret, and obeys the controller. All messages to a host go over one connection, in order. So if an answer to a worker
-depends on a fact, the host gets the fact before the answer. If the connection ends, the host has failed
-(`reachability` detects other failures). `gathering` records which hosts are missing.
+Each host, including the controller's own, has an agent. The agent has connected to the controller, has proved that it
+knows the job's secret, and obeys the controller. All messages to a host travel over one connection, in order. So if the
+answer to a worker depends on an event, the host learns about the event before it gets the answer. If the connection
+ends, the host has failed (`reachability` detects other failures). `gathering` records which hosts are missing.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteHosts:
-    """All hosts of the job, including the controller's own host, whose launcher passes incoming connections on.
+    """All hosts of the job, including the controller's own host, whose launcher passes incoming connections to `serve`.
 
-    Used in the event loop. `registration`: the registration of the controller's own host. `resumes`: whether hosts
-    report to a new controller.
+    Use it in the event loop. `registration`: the registration of the controller's own host. `resumes`: whether this
+    controller continues a running job, whose hosts report their state to it.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RemoteHosts:
         self.was_left = False  # whether a host has left this controller after the controller was paused
         self.lease: LeadershipLease | None = None  # this controller's leadership lease
         self.stuck_sure_s = stuck_sure_s(env.COLLECTIVE_TIMEOUT.get(machine.environ))
-        # the reports of hosts that registered with a controller that continues a job
+        # the reports of the hosts of a running job that have registered with this controller
         self.reports: dict[str, m.ResyncReport] = {}
         self.agents: dict[str, RemoteAgent] = {}
         self.gathering = HostGathering(options, machine, self.agents, resumes)
@@ -71,7 +71,7 @@ class RemoteHosts:
         self._warned: set[str] = set()
         self.workers: asyncio.Future[Workers] = self._loop.create_future()
         self._attempts = start.attempts
-        self._last_words: m.End | None = None  # sent to each host once the job ends
+        self._last_words: m.End | None = None  # the message that each host gets when the job ends
 
     async def gather(self, timeout_s: float) -> None:
         """Wait until all hosts have registered. Raise StartError if a host doesn't."""
@@ -92,7 +92,7 @@ class RemoteHosts:
         self.workers.set_result(workers)
 
     def catch_up(self) -> None:
-        """Process the messages that arrived before the workers were attached."""
+        """Process the messages that arrived before `attend` was called."""
         for agent in list(self.agents.values()):
             early, agent.early = agent.early, []
             for said in early:
@@ -103,7 +103,7 @@ class RemoteHosts:
                     break
 
     async def checkpoint(self, number: int) -> None:
-        """Make the workers with checkpoints write one, on all hosts. Return when all have been written."""
+        """Make each worker that uses checkpoints write one, on all hosts. Return when all of them are written."""
         agents = self.reachability.living()
         for agent in agents:
             agent.send(m.Checkpoint(number))
@@ -111,15 +111,15 @@ class RemoteHosts:
             await agent.checkpointed.wait()
 
     async def end(self, code: int, words: str | None, failed: int | None = None) -> None:
-        """End the other launchers with this exit code, including a launcher that registers meanwhile.
+        """End the launchers of the other hosts with exit code `code`, including a launcher that registers later.
 
-        `failed`: the key of the process whose failure ends the job.
+        `words`: the last message that they print. `failed`: the key of the process whose failure ends the job.
         """
         self._last_words = m.End(code, words, failed=failed)
         for agent in self.agents.values():
             if not agent.lost:
                 agent.send(self._last_words)
-            agent.tell_end()  # a host that was declared lost a moment ago gets a different message
+            agent.tell_end()  # a host that was declared lost a moment ago gets the reason for its loss instead
         others = [agent for agent in self.agents.values() if not agent.lost and agent.name != self.name]
         parting = [asyncio.ensure_future(agent.part()) for agent in others]
         if parting:
@@ -137,16 +137,16 @@ class RemoteHosts:
             self.workers.result().segment_was_made()
 
     def make_segment(self, cluster: Cluster, recovers: bool) -> SpreadSegment:
-        """Make the segment of a version. Implements `MakeSegment`."""
+        """Start making the segment of a cluster version. Implements `MakeSegment`."""
         self._attempts += 1
         return SpreadSegment(self, cluster, self._attempts, recovers)
 
     def take_over(self, cluster: Cluster, recovers: bool) -> SpreadSegment:
-        """Take over the hosts' parts of this version, which was made under an earlier controller."""
+        """Take over the segment of a cluster version, which the hosts made under an earlier controller."""
         return SpreadSegment(self, cluster, 0, recovers, is_made=True)
 
     def close_all_but(self, known: Collection[int], reports: Mapping[str, m.ResyncReport]) -> None:
-        """Close the hosts' parts of all other versions, which were made under the previous controller."""
+        """Close the segments of all cluster versions that aren't in `known`, which an earlier controller has made."""
         for host, report in reports.items():
             for version in set(report.losses).difference(known):
                 self.agents[host].send(m.Close(version))
@@ -154,7 +154,7 @@ class RemoteHosts:
     # ---- callers ----
 
     async def serve(self, channel: AnyChannel, said: m.FirstWords) -> bool:
-        """Serve a caller that has sent this message. Return whether another object now owns the connection."""
+        """Serve a caller whose first message is `said`. Return whether another object now owns the connection."""
         if isinstance(said, m.Agent):
             return await self._take_in(channel, said)
         if isinstance(said, m.WaitingController):
@@ -178,13 +178,13 @@ class RemoteHosts:
             if registration.host in self.events.hosts.lost:
                 return await self._let_in(channel, registration, f"the job goes on without {registration.host}")
             if self.gathering.is_closed or registration.host not in self.gathering.missing():
-                return False  # the host reads the result in the snapshot
+                return False  # the host reads in the snapshot whether the job continues without it
             self.reports[registration.host] = said.report
             return await self._let_in(channel, registration, "")
         joining = None if said.slots is None else joining_host(registration.host, said.slots)
         if joining is not None and self.lease is not None and registration.host in self.agents:
-            # This controller hasn't noticed yet that the host's previous connection has ended. The host looks up again
-            # which host controls the job.
+            # This controller hasn't noticed yet that the host's previous connection has ended. The host looks up
+            # again which host controls the job, and calls again.
             return False
         if joining is not None:
             why = objection(registration, self._registration, {}, same_flags=False) or self.events.objection_to(joining)
@@ -193,12 +193,12 @@ class RemoteHosts:
         per_worker = self.options.cores_per_worker
         if not why and per_worker is not None and per_worker > len(registration.cores):
             cores = counted(len(registration.cores), "core")
-            why = f"-cores-per-worker {per_worker} is more than the {cores} of {registration.host} for the job"
+            why = f"-cores-per-worker {per_worker} is more than the {cores} that the job may use on {registration.host}"
         warning = ""
         if joining is not None:
             isa, own = registration.cpu_isa, self._registration.cpu_isa
             warning = other_instructions(registration.host, isa, self._start.cpu_isa, own)
-        if not why and said.command is not None:  # warn the user of a host that may take part
+        if not why and said.command is not None:  # a host that may not take part causes no warning
             command = list(map(os.fsdecode, said.command))
             warning = other_command(registration.host, command, self.name, self.options.command)
         return await self._let_in(channel, registration, why, joining, warning)
@@ -213,7 +213,7 @@ class RemoteHosts:
     ) -> bool:
         """Admit a host unless there is an objection (`why`), and serve it until it is lost.
 
-        `warning`: logged once, here and on the host.
+        `warning`: a message that this controller and the host log once.
         """
         per_worker = self.options.cores_per_worker
         if why:
@@ -223,12 +223,12 @@ class RemoteHosts:
             return False
         watch = HangWatch(self.options.peer_timeout_s or math.inf)
         look_s = told_each_s(watch.period_s, env.COLLECTIVE_TIMEOUT.get(self.machine.environ))
-        secret = None if self.options.secret else self._start.secret  # if `secret` is set, the host has it already
+        secret = None if self.options.secret else self._start.secret  # a host knows a secret that the user has set
         lease = None if self.lease is None else self.lease.since
         channel.send(m.Registered(self._start.writer, look_s, secret, lease, warning))
         channel.set_silence(self.options.host_timeout_s)
-        # There is no await after the check of the hosts, so if two callers have the same name, only the first is
-        # admitted.
+        # There is no `await` between the check of the host and this line, so if two callers have the same name, only
+        # the first is admitted.
         agent = self.agents[registration.host] = RemoteAgent(self, channel, registration, per_worker)
         if self._holds_deadlines:
             agent.send(m.Hold(True))
@@ -267,10 +267,10 @@ class RemoteHosts:
     def lose(self, agent: RemoteAgent, why: str) -> None:
         if agent.lost:
             return
-        # A host that is notified of its loss ends. If another controller may take over, notify the host only when the
-        # snapshot contains its loss. Otherwise a controller that has stepped down, or that fails before the write,
-        # could end a host with which the next controller would continue. Until the snapshot contains the loss, the
-        # host gets no message. After -host-timeout, the host reads the snapshot.
+        # A host ends when it is notified of its own loss. If another controller may take over, notify the host only
+        # when the snapshot contains its loss. Otherwise, a controller that has stepped down, or that fails before the
+        # write, could end a host with which the next controller would continue. Until the snapshot contains the loss,
+        # the host gets no message. After -host-timeout without a message, the host reads the snapshot.
         agent.give_up(why, tells=self.lease is None or not self.workers.done())
         if self.workers.done():
             self.events.host_lost(agent.name, why)
@@ -282,15 +282,15 @@ class RemoteHosts:
             self.gathering.news.set()
 
     def tell_lost(self, name: str) -> None:
-        """Notify a host of its loss, now that the snapshot contains the loss."""
+        """Notify a host of its own loss, now that the snapshot contains the loss."""
         if name in self.agents:
             self.agents[name].tell_end()
 
     def tell_lease(self) -> None:
         """Notify the hosts that this controller has acquired the lease again.
 
-        Without this message, if this controller fails, a host would take the holder of the new lease for a new
-        controller.
+        Without this message, if this controller failed later, a host would find the new lease in the store, and would
+        mistake this controller for a new one.
         """
         for agent in self.reachability.living():
             agent.send(m.NewLease(0 if self.lease is None else self.lease.since))

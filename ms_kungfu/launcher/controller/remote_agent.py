@@ -1,7 +1,7 @@
 """The controller's view of one host: an `AgentHandle` that exchanges messages with the host's launcher.
 
-All messages to a host go over one connection, in order. So if an answer to a worker depends on a fact, the host gets
-the fact before the answer.
+All messages to a host travel over one connection, in order. So if the answer to a worker depends on an event, the host
+learns about the event before it gets the answer.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
 _MAX_ASKING = 4096  # the maximum number of a host's worker requests that may wait for an answer
-PARTING_S = 0.5  # a host that is notified of the job's end needs some hundredths of a second to end
+PARTING_S = 0.5  # time for a host's launcher to exit after the job; it needs some hundredths of a second
 
 
 class Workers(Protocol):
-    """The owner of the workers on these hosts. All calls come from the event loop."""
+    """The object that manages the workers on the hosts. Call its methods in the event loop."""
 
     broker: Broker
     hanging: HangingWorkers
@@ -71,16 +71,16 @@ class NodeEvents(Protocol):
         """Remove the host and its workers from the job. Called once per host."""
 
     def disconnected(self, host: str, other: str, reason: str) -> None:
-        """Record that `host` reports that it can't reach `other`. If `other` is "", `host` can't reach any host."""
+        """Record that `host` has reported that it can't reach `other`, or any other host if `other` is ""."""
 
     def hosts_apart(self, reason: str) -> None:
         """End the job on all hosts, since it can't continue and no single host is at fault."""
 
     def interrupted(self, number: int, where: str) -> None:
-        """Record that a host's launcher got this signal."""
+        """Record that a host's launcher got the signal `number`. `where`: text that names the host."""
 
     def hurry(self) -> None:
-        """Record that a host's launcher got a second signal: the job ends at once."""
+        """Record that a host's launcher got a second signal, so the job has to end at once."""
 
     def host_leaves(self, name: str) -> None:
         """Record that a host's launcher got a SIGTERM. `RemoteHosts.let_go` follows later."""
@@ -99,10 +99,10 @@ class NodeEvents(Protocol):
 
 class Reachable(Protocol):
     def note_apart(self) -> None:
-        """Record that a host reports another host as unreachable."""
+        """Record that a host has reported another host as unreachable."""
 
     def transport_failed(self, segment: SpreadSegment, why: str) -> None:
-        """Record that a host can no longer exchange anything with the others."""
+        """Record that a host can no longer exchange data with the other hosts of the segment."""
 
 
 class Gathering(Protocol):
@@ -110,11 +110,11 @@ class Gathering(Protocol):
 
 
 class Owner(Protocol):
-    """The owner of all hosts (`remote.RemoteHosts`)."""
+    """The object that manages all hosts (`remote.RemoteHosts`)."""
 
     options: Options
     machine: Machine
-    resumes: bool  # whether hosts report to a controller that continues a job
+    resumes: bool  # whether this controller continues a running job, whose hosts report their state to it
     workers: asyncio.Future[Workers]
 
     @property
@@ -143,14 +143,14 @@ class RemoteAgent:
         self.segments: dict[int, SpreadSegment] = {}  # segments that the host holds, or is making
         self.lost = ""  # why the host is lost
         self.is_confirmed = False  # whether the host has sent a message since it registered
-        self._farewell = ""  # why the host ends, as it has reported
-        self._last_words: m.End | None = None  # the message for a host that was declared lost, until it is sent
+        self._farewell = ""  # the reason that the host has reported for its end
+        self._last_words: m.End | None = None  # the message to a host that was declared lost, until it is sent
         self.apart: dict[tuple[int, str], str] = {}  # (version, host that this host can't reach any more) -> reason
-        # set once the checkpoints are written or the host is lost, after `RemoteHosts.checkpoint`
+        # after `RemoteHosts.checkpoint`, set when the host's checkpoints are written or the host is lost
         self.checkpointed = asyncio.Event()
         self.is_watched = False  # whether it reports its workers' activity
         self.memory: dict[int, int] = {}  # key of a process -> its resident memory in bytes, while it is watched
-        self.early: list[m.FromHost] = []  # messages that came before the workers were attached
+        self.early: list[m.FromHost] = []  # messages that arrived before `RemoteHosts.attend`
         self._owner = owner
         self._channel = channel
         self._logdir = Path(os.fsdecode(registration.logdir)) if registration.logdir else None
@@ -182,14 +182,14 @@ class RemoteAgent:
 
     @property
     def heard(self) -> float:
-        """Return when the host's last message came."""
+        """Return the time at which the host's last message arrived."""
         return self._channel.heard
 
     def give_up(self, why: str, has_left: bool = False, tells: bool = True) -> None:
         """Declare the host lost or removed, and ignore its messages from now on.
 
-        If possible, the host is notified of the reason: now (`tells`), or by `tell_end` once the snapshot contains the
-        loss.
+        If possible, notify the host of the reason: now if `tells` is set, and otherwise when the snapshot contains the
+        loss and `tell_end` is called.
         """
         if self.lost:
             return
@@ -208,7 +208,7 @@ class RemoteAgent:
             self.tell_end()
 
     def tell_end(self) -> None:
-        """Notify the host of its end, once."""
+        """Send the host its last message, unless that was sent before."""
         words, self._last_words = self._last_words, None
         if words is not None:
             self.send(words)
@@ -220,7 +220,7 @@ class RemoteAgent:
         self._channel.end()
 
     async def part(self) -> None:
-        """Record that the host has ended."""
+        """Return when the host's launcher has ended."""
         while not self.lost:
             await asyncio.sleep(0.01)
 
@@ -263,7 +263,7 @@ class RemoteAgent:
         return f"internal error: message from {PROGRAM} on host {self.name}: {error!r}"
 
     def hear(self, workers: Workers, said: m.FromHost) -> None:
-        """Process a message. Raise ProtocolError if the host can't send that message now."""
+        """Process a message. Raise ProtocolError if the host may not send that message now."""
         if type(said) in _OF_A_VERSION:
             segment = self.segments.get(said.version)  # type: ignore[union-attr]
             if segment is not None:
@@ -295,7 +295,7 @@ class RemoteAgent:
         workers.hanging.look_at(self.name, self._watch, said.now, set(said.stopped), set(said.starved).__contains__)
 
     def watch_activity(self, watched: bool) -> None:
-        """Make the host report its workers' activity and memory, or end that."""
+        """Make the host start or stop reporting its workers' activity and memory."""
         if watched != self.is_watched:
             self.is_watched, self.memory = watched, {}
             self.send(m.WatchActivity(watched))
@@ -352,7 +352,7 @@ class RemoteAgent:
             asker.end()
 
     def answer(self, number: int, message: m.FromJobBroker | None) -> None:
-        """Answer a request of a worker on the host. With `message` None the worker gets no answer."""
+        """Answer a request from a worker on the host. If `message` is None, the worker gets no answer."""
         if self._asking.pop(number, None) is not None:
             self.send(m.Answer(number, message))
 
@@ -371,7 +371,7 @@ class _RemoteAsker:
         self.agent.answer(self.number, None)
 
 
-# A host's messages, and their receivers.
+# The messages that a host may send, and the functions that receive them.
 _AT_ANY_TIME: dict[type, Callable[[RemoteAgent, Any], None]] = {
     m.Interrupted: RemoteAgent._hear_interrupted,
     m.Checkpointed: lambda agent, said: agent.checkpointed.set(),

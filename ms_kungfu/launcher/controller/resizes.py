@@ -1,6 +1,6 @@
 """How the controller handles newer desired clusters.
 
-They come from clients, from the program, or from its own revisions.
+A desired cluster comes from a client, from the program, or from a revision by the controller itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Resizes:
     job: JobContext
     nodes: JobNodes
     failures: WorkerFailures
-    _early: Cluster | None = None  # the cluster that was desired before the job had begun
+    _early: Cluster | None = None  # the newest cluster that was requested before the job had begun
 
     # ---- what the controller writes ----
 
@@ -61,8 +61,8 @@ class Resizes:
     def on_written(self, cluster: Cluster | None) -> None:
         """Process a write to this process's config server.
 
-        None means that a client has deleted the cluster. Without a cluster in the store, the job can't be resized, so
-        the controller writes it again.
+        None means that a client has deleted the cluster. The controller then writes it again, because the job can't be
+        resized if the store contains no cluster.
         """
         job = self.job
         coordinator, server = job.coordinator, job.begun.server
@@ -90,8 +90,8 @@ class Resizes:
         options, coordinator = job.options, job.coordinator
         members, ended = list(coordinator.newest.workers), []
         if job.has_begun:
-            # A writer that lists only workers that have just failed didn't know of the failure. `revised` keeps the
-            # training state in this case.
+            # If a writer lists only workers that have just failed, it didn't know of the failure. In this case,
+            # `revised` keeps the training state.
             ended = job.workers.broker.versions.ended_in(coordinator.newest)
             members = [*job.workers.processes.living_members(), *ended]
         going = coordinator.going(members)
@@ -123,7 +123,7 @@ class Resizes:
         coordinator.last_version = cluster.version
         try:
             self.check(cluster)
-        except HostError as error:  # a config server outside of the job doesn't know the job's hosts
+        except HostError as error:  # a separate config server accepts it, since it doesn't know the job's hosts
             _log.error('cluster rejected: version=%d reason="%s"', cluster.version, error)
             broker.refuse(cluster.version, str(error))
             job.history.desired(cluster, coordinator.newest, writer, refused=str(error))
@@ -146,7 +146,7 @@ class Resizes:
         workers.starting.missing(cluster, replacing)
 
     def watch(self) -> Callable[[], None]:
-        """Follow the store from now on. Return a function that ends the following."""
+        """Follow the store from now on. Return a function that stops following it."""
         job = self.job
         if not job.options.watch or job.begun.store is None:
             return lambda: None

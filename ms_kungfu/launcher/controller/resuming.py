@@ -18,7 +18,7 @@ from ms_kungfu.launcher.wire import messages as m
 def resume(
     manager: WorkerManager, versions: ClusterVersions, reports: Mapping[str, m.ResyncReport], desired: Cluster | None
 ) -> None:
-    """Continue with the previous controller's `versions`, the hosts' reports, and the desired cluster."""
+    """Continue with the previous controller's cluster versions, the hosts' reports, and the desired cluster."""
     known, recovers = sorted(versions.clusters), manager.options.recover is not Recover.FAIL
     remote, broker = manager.remote, manager.broker
     living = [worker for report in reports.values() for worker in report.workers if worker.code is None]
@@ -54,13 +54,13 @@ def resume(
     manager.hanging.keep_looking_for_the_stuck()
 
 
-_Ended = list[tuple[int, Process, m.Exited]]  # ordered by the time at which the workers were notified
+_Ended = list[tuple[int, Process, m.Exited]]  # each with its place in the order in which workers were notified of exits
 
 
 def _enter_reported(
     manager: WorkerManager, versions: ClusterVersions, reports: Mapping[str, m.ResyncReport], lost: list[PeerID]
 ) -> _Ended:
-    """Enter the processes that agents report. Return those that have exited."""
+    """Record the processes that agents report. Return the processes that have exited."""
     ended: _Ended = []
     for host, report in reports.items():
         for worker in report.workers:
@@ -98,7 +98,7 @@ def _enter_unreported(
             incarnation = versions.meant_by(peer, version)
             is_lost = peer.host not in reports
             if version <= versions.lost_hosts.get(peer.host, -1):
-                continue  # the snapshot contains the loss of its host
+                continue  # the snapshot says already that the worker's host is lost
             if peer in ended_peers or not (is_lost or version == current.version) or _has(manager, peer, version):
                 continue
             process = manager.starting.known(None, "", peer.host, peer, incarnation, rank)
@@ -108,7 +108,7 @@ def _enter_unreported(
 
 
 def _has(manager: WorkerManager, peer: PeerID, version: int) -> bool:
-    """Return whether the process that is this peer in `version` is known."""
+    """Return whether the manager knows the process that has peer ID `peer` in cluster version `version`."""
     return any(
         p.peer == peer and manager.broker.versions.belongs(peer, p.incarnation, version) for p in manager.processes
     )

@@ -1,4 +1,7 @@
-"""The launcher's writes to the cluster store after workers failed or left, and its reads of other writers' changes."""
+"""How the launcher writes the cluster to the store after workers fail or leave, and follows changes by other writers.
+
+A revision is a cluster that the launcher writes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ T = TypeVar("T")
 
 
 class RevisionOwner(Protocol):
-    """The source of revisions, and the receiver of the store's contents."""
+    """The object that supplies the revisions and receives the clusters that the store contains."""
 
     def next_revision(self) -> Cluster | None:
         """Return the next cluster to write, or None if no revision is needed."""
@@ -37,9 +40,9 @@ class RevisionOwner(Protocol):
 
 
 class Revisions:
-    """Write revisions in the background, one at a time: each builds on the result of the previous one.
+    """Write revisions in the background, one at a time. Each revision builds on the result of the previous one.
 
-    After a conflict, the next revision builds on the newer cluster.
+    If another writer has written a newer cluster first, the next revision builds on that cluster.
     """
 
     def __init__(self, job: RevisionOwner, coordinator: Coordinator, start: JobStart, machine: Machine) -> None:
@@ -95,7 +98,7 @@ def raise_bugs(task: asyncio.Future[None]) -> None:
 
 
 def in_loop(function: Callable[[T], None]) -> Callable[[T], None]:
-    """Return a function that calls `function` in the running event loop, from any thread."""
+    """Return a function that any thread may call, and that calls `function` in the running event loop."""
     loop = asyncio.get_running_loop()
 
     def call(value: T) -> None:
@@ -109,11 +112,13 @@ def in_loop(function: Callable[[T], None]) -> Callable[[T], None]:
 class StoreWatcher:
     """Call `on_cluster` with each newer cluster, from a separate thread.
 
-    `newest` returns the newest cluster that the job can run, with the number of the newest known version.
+    `newest` returns the newest cluster that the job can run. The version number of that cluster is the newest number
+    that is known.
 
     If a store restarts without its state (a config server keeps nothing on disk), the watcher writes the newest
-    cluster again. The next change then continues from that version. With `puts_back`, the watcher also restores the
-    cluster after a client's delete. This isn't used for etcd, where a user may delete the cluster to end the job.
+    cluster again. The next change then continues from the version of that cluster. If `puts_back` is set, the watcher
+    also restores the cluster after a client has deleted it. For etcd, `puts_back` isn't set, because a user may delete
+    the cluster to end the job.
     """
 
     store: ClusterStore
@@ -129,11 +134,11 @@ class StoreWatcher:
         self.machine.start_thread("kungfu-watch", self._run)
 
     def stop(self) -> None:
-        """Stop the watcher and return at once. A pending request ends with the process."""
+        """Stop the watcher and return at once. A request that is still pending ends when the process exits."""
         self._stopped = True
 
     def look_now(self) -> None:
-        """Read the store at once, without the long poll, because a worker has requested an unknown version."""
+        """Read the store now, without the long poll, because a worker has requested an unknown cluster version."""
         self.machine.start_thread("kungfu-look", self._look)
 
     def _look(self) -> None:
@@ -178,8 +183,9 @@ class StoreWatcher:
     def _put_back(self, known: Cluster) -> None:
         """Write the cluster into a store that has none.
 
-        If the cluster was deleted, the store rejects a version that it has had before. A store that has
-        lost its state accepts the same version, so the workers needn't adopt another version.
+        A store that has lost its state accepts the same version number again, so the workers needn't adopt another
+        cluster version. If a client has deleted the cluster, the store rejects numbers that it has had before. Then the
+        cluster gets the next number.
         """
         try:
             self.store.put(known)
@@ -189,7 +195,7 @@ class StoreWatcher:
             self.store.put(known.following(known.workers))
 
     def _restore(self, known: Cluster) -> None:
-        """Make the store contain the newest cluster known here, or a newer one."""
+        """Make the store contain the newest cluster that this launcher knows, or a newer one."""
         found = self.store.get()
         if found is None:
             self._put_back(known)
@@ -197,7 +203,7 @@ class StoreWatcher:
             self.store.delete()  # the store was restarted with an older cluster
             self.store.put(known)
         elif found.version == known.version and found != known:
-            # A client that didn't know the launcher's version has written a different cluster with the same number.
-            # The client's cluster must not be lost, so it becomes the next version.
+            # A client that didn't know the launcher's cluster has written a different cluster with the same version
+            # number. The client's cluster must not be lost, so it becomes the next version.
             written = self.store.put(replace(found, version=known.version + 1))
             self.on_cluster(replace(written, writer=found.writer))  # the cluster is the client's, not the launcher's

@@ -1,6 +1,7 @@
-"""The shared memory of each cluster version.
+"""The shared memory of each cluster version, called a segment.
 
-It is made before workers are notified, updated on failures, and then closed.
+The controller lets the hosts create a segment before it notifies workers of the version. After failures it lets them
+update the segment, and later close it.
 """
 
 from __future__ import annotations
@@ -18,19 +19,16 @@ from ms_kungfu.launcher.state.stuck import waits_between_hosts
 from ms_kungfu.launcher.state.versions import ClusterVersions
 from ms_kungfu.launcher.wire import messages as m
 
-_DOING_S = 3.0  # for which a report of a host about its workers' activity is valid
+_DOING_S = 3.0  # how long a host's report about its workers' activity is valid
 
 
 class NotMadeYet(Exception):
-    """The hosts are still making the segment.
-
-    When it is complete, the object that makes it causes a call of `Broker.prepare`.
-    """
+    """The hosts are still making the segment. When it is complete or has failed, `Broker.prepare` is called."""
 
 
 @dataclass(frozen=True)
 class _Loss:
-    """A process that has exited. `recover`: whether the members continue without it."""
+    """A process that has exited. `recover`: whether the members continue without the process."""
 
     peer: PeerID
     incarnation: int
@@ -39,11 +37,11 @@ class _Loss:
     reaped: bool
 
 
-MakeSegment = Callable[[Cluster, bool], "SpreadSegment"]  # the bool says whether members continue when others fail
+MakeSegment = Callable[[Cluster, bool], "SpreadSegment"]  # the bool: whether members continue without failed members
 
 
 class Segments:
-    """The segments of the known `versions`."""
+    """The segments of the cluster versions in `versions`."""
 
     def __init__(self, versions: ClusterVersions, recovers: bool, make: MakeSegment) -> None:
         self._versions = versions
@@ -54,14 +52,14 @@ class Segments:
         self._losses: list[_Loss] = []
 
     def of(self, cluster: Cluster) -> SpreadSegment:
-        """Return the segment of a version.
+        """Return the segment of a cluster version, and start making it if there is none.
 
-        The segment is made before the members are notified, so that they needn't wait for it. It is also made before
-        the commit, so that each member has one.
+        The segment is made before the members are notified of the version, so that they needn't wait for it. It is also
+        made before the commit, so that each member has one.
 
         Raises:
-            NotMadeYet: if the segment is still being made; try again.
-            Exception: if an error of the runtime or the kernel prevents making the segment.
+            NotMadeYet: if the segment is still being made; call again later.
+            Exception: if the segment can't be made because of an error of the runtime or the kernel.
         """
         segment = self.open.get(cluster.version)
         if segment is None:
@@ -84,9 +82,10 @@ class Segments:
         return segment
 
     def resume(self, there: Mapping[int, SpreadSegment], losses: Mapping[int, Sequence[m.Loss]]) -> None:
-        """Take over the hosts' parts of the known versions.
+        """Take over the segments of the known versions, which an earlier controller has made.
 
-        `losses`: the failures that any host was notified of, in order. Now all hosts are notified of them.
+        `losses`: the failures that some host was notified of, in the order of the notifications. Now all hosts are
+        notified of them.
         """
         self.open.update(there)
         for version, each in losses.items():
@@ -98,7 +97,7 @@ class Segments:
                     self._resume_without(host, version, segment)
 
     def _resume_without(self, host: str, version: int, segment: SpreadSegment) -> None:
-        """Resume without a lost host. The previous controller may not have notified all other hosts of the loss."""
+        """Notify the other hosts that `host` is lost. The previous controller may not have notified all of them."""
         for rank, worker in enumerate(self._versions.clusters[version].workers):
             if worker.host == host:
                 segment.mark_lost(rank, f"was on host {host}, which was lost", True, True)
@@ -107,15 +106,15 @@ class Segments:
         segment.lose_host(host)
 
     def mark_lost(self, peer: PeerID, incarnation: int, reason: str, recover: bool, reaped: bool) -> None:
-        """Notify all members of the versions that contain this process.
+        """Notify all members of the versions that contain this process that it has failed.
 
-        Segments that are made later contain the failure, too.
+        Segments that are made later will contain the failure, too.
         """
         self._losses.append(_Loss(peer, incarnation, reason, recover and self._recovers, reaped))
         self._tell_all(self._losses[-1])
 
     def lose_host(self, host: str) -> None:
-        """Remove a host after all its processes have been marked lost."""
+        """Remove a host from all segments after all its processes have been marked lost."""
         for version, segment in self.open.items():
             if host in self._versions.clusters[version].hosts:
                 segment.lose_host(host)
@@ -127,7 +126,7 @@ class Segments:
                 self._tell_all(self._losses[place])
 
     def slots_of(self, peer: PeerID, incarnation: int) -> Iterator[tuple[SpreadSegment, int]]:
-        """Return the segments in which the process has a rank, and that rank."""
+        """Yield each segment in which the process has a rank, together with that rank."""
         for version, segment in self.open.items():
             rank = self._versions.clusters[version].rank_of(peer)
             if rank is not None and self._versions.belongs(peer, incarnation, version):
@@ -140,7 +139,7 @@ class Segments:
                 segments.pop(version).close()
 
     def drop_unlisted_losses(self) -> None:
-        """Forget failed processes that no known version contains, because no member has to be notified of them."""
+        """Forget failed processes that no known version contains, because no member needs to know about them."""
         known, belongs = self._versions.clusters, self._versions.belongs
         self._losses = [
             loss
@@ -165,18 +164,18 @@ class Segments:
 
 
 class Member(Protocol):
-    """A host that holds a part of the segment (`remote.RemoteAgent`)."""
+    """A host that has a part of the segment (`remote.RemoteAgent`)."""
 
     name: str
     lost: str  # why the host is lost
-    segments: dict[int, SpreadSegment]  # segments that the host holds, or is making
+    segments: dict[int, SpreadSegment]  # segments of which the host has a part or is making it
     apart: dict[tuple[int, str], str]  # (version, host that it can't reach any more) -> reason
 
     def send(self, message: m.FromController) -> None: ...
 
 
 class Owner(Protocol):
-    """The owner of all hosts (`remote.RemoteHosts`)."""
+    """The object that manages all hosts (`remote.RemoteHosts`)."""
 
     machine: Machine
     lease: LeadershipLease | None
@@ -190,27 +189,27 @@ class Owner(Protocol):
 
 
 class SpreadSegment:
-    """The shared memory of a version on all hosts of its ranks.
+    """The shared memory of a cluster version. It consists of a part on each host that has ranks of the version.
 
-    Changes reach all of its hosts in the same order, and each change arrives before any later message to the host.
+    Changes reach all of these hosts in the same order. Each change reaches a host before any later message to the host.
 
-    The segment is made in the background. Its hosts connect their transports to each other, and each host must report
+    The segment is made in the background. The hosts connect their transports to each other, and each host must report
     that its part is complete.
     """
 
     def __init__(self, owner: Owner, cluster: Cluster, attempt: int, recovers: bool, is_made: bool = False) -> None:
-        """Begin to make the segment. `is_made`: whether an earlier controller has made it, on all registered hosts."""
+        """Begin to make the segment, unless `is_made`: then it exists on all registered hosts already."""
         self.cluster, self.attempt = cluster, attempt
         self.words: dict[int, str] = {}  # why each rank can't continue
         self.beats: dict[int, int] = {}
-        # host -> which of its ranks wait for which rank, and the time of the report
+        # host -> which of its ranks wait for which rank, and when the host reported that
         self._waits: dict[str, tuple[list[tuple[int, int, bool]], float]] = {}
-        self._progress: dict[int, tuple[Progress, float]] = {}  # rank -> its progress, and the time of the report
+        self._progress: dict[int, tuple[Progress, float]] = {}  # rank -> its progress, and the report's time
         self._doing: dict[int, tuple[m.Doing, float]] = {}  # rank -> what it does, and the time of the report
         self._owner = owner
         self._recovers = recovers
-        # The hosts at construction. A host that is lost and comes back counts as a different host, which doesn't have
-        # this segment.
+        # The hosts when this object was created. A host that is lost and comes back counts as a different host, which
+        # doesn't have this segment.
         self._agents = [owner.agents[host] for host in cluster.hosts if host in owner.agents]
         self._missing: dict[str, asyncio.Future[None]] = {}  # hosts that haven't reported their part yet
         self._is_made = is_made
@@ -253,10 +252,10 @@ class SpreadSegment:
         self._owner.was_made()
 
     def was_made(self, host: str, error: str, is_lost: bool = False) -> None:
-        """Record that a host has made its part, or why it can't.
+        """Record that a host has made its part of the segment, or why the host can't make it.
 
-        If the host `is_lost` and its loss must first be written to the snapshot, members that request this version
-        wait. They later get another version without the host.
+        If the host is lost (`is_lost`), and its loss must first be written to the snapshot, members that request this
+        version wait. Later they get another version, which doesn't contain the host.
         """
         missing = self._missing.get(host)
         where = f"host {host}: " if len(self._agents) > 1 else ""
@@ -275,7 +274,7 @@ class SpreadSegment:
         self._tell(m.Close(self.cluster.version))
 
     def pass_on_sync_points(self, number: int) -> None:
-        """Pass the sync points that the workers of one host have requested on to all other hosts."""
+        """Notify all hosts that the workers of one host have requested sync points, `number` in total."""
         if self._is_closed or number <= self._sync_points:
             return
         self._sync_points = number
@@ -285,7 +284,7 @@ class SpreadSegment:
         return agent in self._agents
 
     def check_made(self) -> None:
-        """Raise `NotMadeYet`, or the reason why the runtime or the kernel of a host can't make the segment."""
+        """Raise `NotMadeYet` if the segment isn't complete yet, or the error because of which it can't be made."""
         if self._trouble is not None:
             raise self._trouble
         if not self._is_made:
@@ -317,10 +316,10 @@ class SpreadSegment:
         self._waits[host] = (waits, self._owner.machine.monotonic())
 
     def awaited(self) -> list[tuple[int | str, int | str, bool]]:
-        """Return which ranks wait for which rank, except on hosts whose report is old or missing.
+        """Return which ranks wait for which rank, without the ranks on hosts whose report is old or missing.
 
-        It is unknown whether a rank on such a host still waits. A report that is read twice must not confirm a stuck
-        rank (`stuck`, 2).
+        It is unknown whether a rank on such a host still waits. If the same report is read twice, the second reading
+        must not confirm that a rank is stuck (`stuck`, 2).
         """
         since = self._owner.machine.monotonic() - self._owner.stuck_sure_s
         fresh = {host: waits for host, (waits, reported) in self._waits.items() if reported > since}
@@ -342,7 +341,7 @@ class SpreadSegment:
         self._doing[rank] = (doing, self._owner.machine.monotonic())
 
     def doing(self, rank: int) -> m.Doing | None:
-        """Return what `rank` does, or None if its host's report is old or missing."""
+        """Return what rank `rank` is doing, or None if its host's report is old or missing."""
         doing, reported = self._doing.get(rank, (None, 0.0))
         return doing if self._owner.machine.monotonic() - reported < _DOING_S else None
 

@@ -18,13 +18,17 @@ class SnapshotWriter:
 
     job: JobContext
     began_at: float
-    _end: End | None = None  # included in each later entry
+    _end: End | None = None  # how the job ended; each later entry includes it
 
     def __post_init__(self) -> None:
         self._being_removed: set[str] = set()  # hosts whose loss is being written
 
     async def write(self, committing: int | None = None, lost: str | None = None, end: End | None = None) -> bool:
-        """Write an entry, within `Leadership.act`. Return whether the snapshot contains it."""
+        """Write an entry. Call this only within `Leadership.act`. Return whether the snapshot contains the entry.
+
+        The entry describes the job as if cluster version `committing` were committed, host `lost` were removed, and
+        the job had ended with `end`.
+        """
         job = self.job
         leadership = job.leadership
         self._end = end = end or self._end
@@ -44,7 +48,7 @@ class SnapshotWriter:
         return await leadership.write(snapshot)
 
     async def note(self, lost: str | None = None, end: End | None = None) -> bool:
-        """Write a decision. Return False if another host now decides for the job."""
+        """Write a decision to the snapshot. Return False if another host now decides for the job."""
         await self.job.leadership.act(lambda: self.write(lost=lost, end=end))
         return not self.job.leadership.has_stepped_down
 
@@ -59,7 +63,7 @@ class SnapshotWriter:
             self.job.history.resumed(past.changes, current)
 
     def once_noted(self, lost: str, act: Callable[[], None]) -> None:
-        """Call `act` as soon as the snapshot records that this host is lost. Only then are the other hosts notified."""
+        """Call `act` as soon as the snapshot records that host `lost` is lost. `act` notifies the other hosts."""
         if not self.job.leadership.moves:
             act()
         elif lost not in self._being_removed:
@@ -90,7 +94,7 @@ class SnapshotWriter:
             job.workers.broker.prepare()
 
     def on_commit(self, version: int) -> None:
-        """Write to the snapshot that `version` is committed, before it is committed."""
+        """Write to the snapshot that cluster version `version` is committed. The broker commits it only after that."""
         self.job.in_background(self.job.leadership.act(lambda: self._commit(version)))
 
     async def _commit(self, version: int) -> None:

@@ -26,7 +26,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class StartOfWorkers:
-    """Part of a `WorkerManager`, in its event loop. `on_exit`: called with a process that its host can't start."""
+    """The part of a `WorkerManager` that starts worker processes. It runs in the manager's event loop.
+
+    `on_exit` is called with a process that its host can't start.
+    """
 
     options: Options
     begun: JobStart
@@ -43,13 +46,13 @@ class StartOfWorkers:
         self._slots = itertools.count()
 
     def resume(self, keys: int) -> None:
-        """Number processes from `keys` on, because no earlier controller has used these keys."""
+        """Number processes from `keys` on, because earlier controllers have used only smaller keys."""
         self._keys = itertools.count(keys)
 
     def known(
         self, key: int | None, log_name: str, host: str, peer: PeerID | None, incarnation: int, rank: int
     ) -> Process:
-        """Return the entry of a process that an earlier controller has started, or was about to start (`key` None)."""
+        """Add a process that an earlier controller has started, or was about to start (then `key` is None)."""
         key = next(self._keys) if key is None else key
         slot = -1 if peer is None else next(self._slots)
         process = Process(key, log_name, host, peer, incarnation, rank, slot=slot)
@@ -57,7 +60,7 @@ class StartOfWorkers:
         return process
 
     def missing(self, cluster: Cluster, replacing: Collection[PeerID] = ()) -> None:
-        """Start the new workers of `cluster`. Those in `replacing` get the slots of failed workers."""
+        """Start the new workers of `cluster`. The workers in `replacing` get the slots of failed workers."""
         coordinator = self.coordinator
         present = {p.peer for p in self.processes if p.peer is not None and self.processes.is_current(p)}
         shares = self.processes.shares_in(cluster)
@@ -89,15 +92,15 @@ class StartOfWorkers:
         self.ending.clear_slots()
 
     def standby(self, number: int, rank: int, hosts: Sequence[str], cluster: Cluster, needs: int) -> None:
-        """Start a standby that will be `rank` once `cluster` has grown. `hosts`: the host of each rank.
+        """Start a standby that will have rank `rank` when `cluster` has grown. `hosts`: the host of each rank.
 
-        `needs`: the standby starts only if its host has memory for this number of workers.
+        `needs`: the standby starts only if its host has enough memory for this number of workers.
         """
         host = hosts[rank]
         process = Process(next(self._keys), f"standby.{number}", host, rank=rank, size=len(hosts), standby=number)
         process.device = self.processes.choose_device(cluster, host)
-        # Give the standby as many threads as its future share of cores allows. Until it has that share, it may use all
-        # cores, unless the number of cores per worker is fixed.
+        # Give the standby as many threads as its future share of the cores allows. Until it has its share, it may use
+        # all cores, unless the number of cores per worker is fixed.
         shares = self.agents[host].shares
         share = shares.of(hosts.count(host))[hosts[:rank].count(host)]
         self._launch(process, hosts, True, share if shares.each else shares.of(1)[0], len(share), needs)
@@ -124,7 +127,7 @@ class StartOfWorkers:
         try:
             agent.start(launch)
         except OSError as error:
-            # Treat the worker like a process that couldn't be run, because the policy decides on failures.
+            # Treat the worker like a process that couldn't be run, so that the failure policy decides what follows.
             self._loop.call_soon(self.on_exit, process, m.Exited(process.key, CANT_RUN, str(error.strerror)))
 
     def limit_join(self, process: Process, version: int) -> None:
@@ -140,7 +143,7 @@ class StartOfWorkers:
 
 
 def log_started(process: Process, standbys: int) -> None:
-    """Log that an agent has started a process. `standbys`: the number of -standby."""
+    """Log that an agent has started a process. `standbys`: the value of -standby."""
     if process.standby is None:
         _log.info("worker started: %s", process.who)
     else:

@@ -45,9 +45,10 @@ _RETRY_S = 0.2
 class JobStart:
     """What a job begins with.
 
-    A client requests another cluster through this process's config server (`server`), or through another `store`. A
-    job that can't change has neither. `attempts`: how many times any controller has tried to make a version.
-    `cpu_isa`: the limit on the vector instructions of all workers, once the hosts have registered.
+    Clients request another cluster through the config server in this process (`server`), or through another `store`.
+    A job whose cluster can't change has neither. `attempts`: this controller numbers its attempts to make the shared
+    memory of cluster versions from here on, because earlier controllers have used the lower numbers. `cpu_isa`: the
+    limit on the vector instructions of all workers. It is known when the hosts have registered.
     """
 
     join_timeout_s: float
@@ -71,12 +72,14 @@ async def prepare(
     on_secret_left: Callable[[SecretFile], None],
     before_first: Callable[[str, ClusterStore, Callable[[], Cluster]], Awaitable[MayWrite]],
 ) -> JobStart:
-    """Prepare a job. `closers` ends what this function begins.
+    """Prepare a job. Closing `closers` ends everything that this function starts.
 
-    An embedded config server calls `check` before it accepts a cluster, and `on_change` after that. `on_status`, which
-    never raises, returns the job's status. With another store, the launcher first calls `before_first(writer, store,
-    first cluster)`, which may raise StartError. That call returns a function. If the store rejects a write because of
-    the lease, the function decides on a retry.
+    An embedded config server calls `check` before it accepts a cluster, and `on_change` afterwards. `on_status`, which
+    never raises, returns the job's status.
+
+    If the job uses another store, the launcher calls `before_first(writer, store, first cluster)` before it writes to
+    that store. `before_first` may raise StartError, and returns a function. If the store later rejects a write because
+    of the lease, that function returns whether to retry the write.
 
     `on_secret_left` is called with the file that contains the job's secret.
     """
@@ -148,7 +151,7 @@ async def _embed(
 
 
 def _tls_of(scheme: str, machine: Machine) -> ssl.SSLContext | None:
-    """Return the TLS settings for the URL's scheme (`host_flags.check_url`)."""
+    """Return the TLS settings for a URL with this scheme (`host_flags.check_url`)."""
     try:
         wanted = from_environment(machine.environ) if scheme == "https" else None
         return None if wanted is None else wanted.context(called=True)
@@ -207,7 +210,7 @@ def _first_of(options: Options, store: ClusterStore) -> Cluster | None:
         if held is not None:
             options.hosts.check(held, ())
         return held
-    # The version of a deleted cluster counts, too: if a version is too low, the server answers with status 409.
+    # The version of a deleted cluster counts, too: the server rejects a lower version with status 409.
     version = held.version + 1 if held is not None else 0
     if wanted is not None:
         if held is not None and wanted < version:

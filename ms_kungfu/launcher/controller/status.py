@@ -1,9 +1,6 @@
 """The job's status as a document (`kungfu-run status`).
 
-All functions are pure, except that they read the clock that they are given.
-
-Each query gets a new document, which is created in the event loop. Nothing in the job waits for the
-client.
+Each query gets a new document, which is created in the event loop. No part of the job waits for the client.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from ms_kungfu.launcher.state.states import JobState, WorkerState
 
 
 def describe(document: dict[str, Any], manager: WorkerManager, coordinator: Coordinator, history: History) -> None:
-    """Add the state of a job that has begun."""
+    """Add the state of a job that has begun to `document`."""
     current, newest = manager.broker.versions.current, coordinator.newest
     hosts = coordinator.hosts
     document.update(
@@ -82,7 +79,7 @@ def _process(process: Process, manager: WorkerManager, coordinator: Coordinator)
 
 
 def _why(process: Process, standing: Standing, manager: WorkerManager, coordinator: Coordinator) -> str:
-    """Return what a process does or waits for, or "" if its state already says so."""
+    """Return what a process does or waits for, or "" if the process's state already says that."""
     if process.killed_because:
         return f"it {process.killed_because}"
     if process.state is WorkerState.DISMISSED:

@@ -26,7 +26,7 @@ from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, Term
 _log = logging.getLogger(__name__)
 # time for the hosts of a running job to register with its new controller, unless -host-timeout sets it
 _GATHER_S = 10.0
-# One controller's numbers for attempts at versions over several hosts; the next controller uses other numbers.
+# Each controller has this many numbers for its attempts to make cluster versions, so that no two use the same number.
 _ATTEMPTS = 1 << 16
 
 
@@ -47,7 +47,10 @@ async def take_over(
     remote: RemoteHosts,
     new_manager: Callable[[], WorkerManager],
 ) -> WorkerManager | None:
-    """Return the workers' manager, or None if hosts have left this controller because it was paused."""  # fmt: skip
+    """Take over the job. Return the workers' manager.
+
+    Return None if hosts have left this controller because it was paused.
+    """  # fmt: skip
     options, leadership, coordinator, store = job.options, job.leadership, job.coordinator, job.begun.store
     current = snapshot.versions.current
     assert current is not None
@@ -95,7 +98,7 @@ async def take_over(
         nodes.host_lost(name, "its launcher didn't register with the job's new controller")
     if not missing and not is_behind and newest.version > current.version:
         manager.starting.missing(newest)
-        manager.broker.prepare()  # possibly no worker has to start
+        manager.broker.prepare()  # necessary if no worker has to start
     job.revisions.write()
     return manager
 

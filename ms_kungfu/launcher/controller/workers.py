@@ -1,11 +1,11 @@
-"""The workers of a job, each controlled through its host's agent: how they start, run and exit.
+"""How the workers of a job start, run and exit. The controller controls each worker through its host's agent.
 
-Agents report what only a host can know (`remote`): processes and heartbeats. The broker assigns the slots, and makes
-the hosts create each version's shared memory. `coordinator` decides what follows from a report, and which cluster is
-desired. Parts of a `WorkerManager` are in separate files: `starting`, `ending`, `hanging`, `cores`, `following`,
-`prestarted`.
+Agents report what only a host can know: its processes and their heartbeats (`remote`). The broker assigns the slots,
+and makes the hosts create the shared memory of each cluster version. `coordinator` decides how to react to a report,
+and which cluster is desired. Some parts of a `WorkerManager` are in separate files: `starting`, `ending`, `hanging`,
+`cores`, `following`, `prestarted`.
 
-Everything here runs in the controller's event loop.
+Everything in this module runs in the controller's event loop.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _RETRY_S = 0.2
 
 
 class WorkerEvents(Protocol):
-    """The receiver of events, called in the event loop."""
+    """The receiver of events. Its methods are called in the event loop."""
 
     @property
     def is_over(self) -> bool:
@@ -63,38 +63,38 @@ class WorkerEvents(Protocol):
         """Record an event in the job's log."""
 
     def worker_reports(self, process: Process, events: Sequence[e.Event], steps: e.StepReport | None) -> None:
-        """Record what a worker reports."""
+        """Record a worker's report."""
 
     def worker_ended(self, process: Process, standing: Standing, code: int, error: str) -> None:
-        """Record that a worker has exited, or counts as failed. `error`: why it never ran, or was killed."""
+        """Record that a worker has exited, or counts as failed. `error`: why the worker never ran or was killed."""
 
     def worker_reaped(self, process: Process) -> None:
         """Record that a worker that survived SIGKILL has exited, so its port is free."""
 
     def worker_works_on(self, process: Process, version: int) -> None:
-        """Record that a worker that left the cluster before `version` still runs after -leave-grace."""
+        """Record that a worker that isn't in cluster version `version` still runs after -leave-grace."""
 
     def version_prepared(self, version: int) -> None:
-        """Record that all new workers of a version are ready, and the members are notified."""
+        """Record that all new workers of a cluster version are ready, and that the members have been notified."""
 
     def version_committed(self, cluster: Cluster, step: int | None) -> None:
-        """Record that the members adopt a version, and after which step if any member has reported one."""
+        """Record that the members adopt a cluster version. `step`: the step after which they adopt it, if known."""
 
     def worker_leaves(self, peer: PeerID) -> None:
-        """Record that `peer` was granted a leave."""
+        """Record that the broker has allowed `peer` to leave."""
 
     def version_unknown(self, version: int) -> None:
-        """Record that a member requests a version that hasn't been admitted."""
+        """Record that a member has requested a cluster version that the broker hasn't admitted."""
 
     def version_followed(self) -> None:
-        """Record that all work of this class for a committed version, other than the first, is done."""
+        """Record that the worker manager has finished its work after the commit of a version other than the first."""
 
 
 @dataclass(eq=False)
 class WorkerManager:
-    """All workers, from `start` or `resuming.resume` to `close`.
+    """All workers of the job, from `start` or `resuming.resume` to `close`.
 
-    `versions`: the versions of an earlier controller. `on_commit` and `may_prepare`: events of the broker.
+    `versions`: the cluster versions of an earlier controller. `on_commit` and `may_prepare`: see `Broker`.
     """
 
     options: Options
@@ -110,9 +110,9 @@ class WorkerManager:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._trouble = ""  # the last error about a version's shared memory
-        self._retry: asyncio.TimerHandle | None = None  # timer of the preparation that the error delays
-        self._made = asyncio.Event()  # set when a segment over several hosts was made, or can't be made
+        self._trouble = ""  # the last error about the shared memory of a cluster version
+        self._retry: asyncio.TimerHandle | None = None  # the timer of the retry after that error
+        self._made = asyncio.Event()  # set when the hosts have made a segment, or can't make it
         self._here = self.options.host.name
         self.broker = self._new_broker()
         self.agents: dict[str, AgentHandle] = dict(self.remote.agents)
@@ -164,10 +164,10 @@ class WorkerManager:
         return self.events.is_over
 
     async def start(self, note: Callable[[], Awaitable[bool]]) -> None:
-        """Commit the first cluster and start its workers, as soon as the snapshot contains it.
+        """Commit the first cluster, and start its workers as soon as the snapshot contains the commit.
 
-        `note` writes the snapshot, and returns False if another controller has the job. Raise StartError if the shared
-        memory can't be made.
+        `note` writes the snapshot, and returns False if another controller now has the job. Raise StartError if the
+        shared memory can't be made.
         """
         self.remote.attend(self)
         first = self.coordinator.newest
@@ -180,9 +180,9 @@ class WorkerManager:
         self.hanging.keep_looking_for_the_stuck()
 
     async def _commit_first(self, cluster: Cluster) -> None:
-        """Commit the first version.
+        """Commit the first cluster version.
 
-        With several hosts, retry as for later versions: a connection between two hosts may have failed.
+        If there are several hosts, retry after an error, because a connection between two hosts may have failed.
         """
         until = self._loop.time() + self.begun.join_timeout_s
         logged: set[str] = set()
@@ -200,7 +200,7 @@ class WorkerManager:
             await asyncio.sleep(_RETRY_S)
 
     async def commit_version(self, cluster: Cluster) -> None:
-        """Commit the launcher's own choice, once the shared memory is made. Raise the errors of its hosts."""
+        """Commit a version that the launcher has chosen, when its shared memory is made. Raise the hosts' errors."""
         while True:
             self._made.clear()
             try:
@@ -210,7 +210,7 @@ class WorkerManager:
                 await self._made.wait()
 
     def segment_was_made(self) -> None:
-        """Record that the hosts of a version have made a segment, or can't make it."""
+        """Record that all hosts of a cluster version have created its shared memory, or can't."""
         self._made.set()
         self.broker.prepare()
 
@@ -223,7 +223,7 @@ class WorkerManager:
         return f"{paths} on {process.host}" if paths and process.host != self._here else paths
 
     def warn_of_crowd(self, cluster: Cluster) -> None:
-        """Warn of too many workers per core before `cluster` is desired."""
+        """Log a warning if `cluster`, which is about to become the desired cluster, has too many workers per core."""
         cores = sum(len(agent.shares.cores) for agent in self.agents.values())
         if cluster.size > max(MANY_PER_CORE * cores, self.coordinator.newest.size):
             _log.warning(
@@ -235,7 +235,7 @@ class WorkerManager:
     # ---- events ----
 
     def on_event(self, host: str, event: m.Started | m.Exited) -> None:
-        """Process a host's report on one of its processes."""
+        """Process a host's report about one of its processes."""
         process = self.processes.get(event.key)
         if process is None or process.host != host:
             _log.warning("unknown process: host=%s key=%d", host, event.key)
@@ -249,13 +249,13 @@ class WorkerManager:
             self.events.emit(e.WorkerStarted(**process.named, pid=event.pid, standby=process.standby))
 
     def on_report(self, host: str, report: m.Report) -> None:
-        """Process a worker's report on itself. Ignore the report if the process has exited since."""
+        """Process a worker's report about itself. Ignore the report if the process has exited in the meantime."""
         for process in self.processes:
             if process.host == host and (str(process.peer), process.incarnation) == (report.peer, report.incarnation):
                 self.events.worker_reports(process, report.events, report.steps)
 
     def on_exit(self, process: Process, event: m.Exited) -> None:
-        if process.state is WorkerState.EXITED:  # it was lost with its host, which now reports a failed start
+        if process.state is WorkerState.EXITED:  # recorded before as lost with its host
             return
         standing = self.processes.standing(process)
         self.processes.remove(process)
@@ -275,11 +275,11 @@ class WorkerManager:
         if process.peer is not None:
             reason = self.broker.facts.gave_up(process.peer, process.incarnation) if code == 0 and not error else ""
             if reason and self.options.recover is not Recover.FAIL:
-                # The worker hasn't finished, whatever its exit code is: the others wait in the collective in which the
-                # worker was interrupted.
+                # The worker hasn't finished, whatever its exit code is: other workers still wait in the collective in
+                # which this worker was interrupted.
                 code, error = 1, f"could not go on ({reason}) and {how_it_ended(code)}"
-            # Do this first, because the survivors wait for it. They continue without a failed worker, but not without
-            # a worker that has finished.
+            # Mark the worker as lost first, because the survivors wait for that. They continue without a failed worker,
+            # but not without a worker that has finished the program.
             self.broker.mark_lost(
                 process.peer,
                 error or how_it_ended(code),
@@ -297,14 +297,14 @@ class WorkerManager:
             self.processes.remove(process)
         self.broker.lose_host(name, [(p.peer, p.incarnation) for p, _ in failed if p.peer is not None], reason)
         for process, standing in sorted(failed, key=lambda each: each[0].rank):
-            # The exit of a process that survived SIGKILL was reported before. The exit of a standby reveals nothing
-            # about the program.
+            # A process that survived SIGKILL has already been reported as exited. The exit of a standby reveals
+            # nothing about the program.
             if process.state is not WorkerState.UNKILLABLE and process.peer is not None:
                 self.events.worker_ended(process, standing, 1, process.killed_because or reason)
             process.to(WorkerState.EXITED)
 
     def forget_processes_on(self, host: str) -> None:
-        """Forget a failed host's processes: the job ends because of the failure, and doesn't wait for them."""
+        """Forget a failed host's processes, because the job ends after the failure and must not wait for them."""
         for process in self.processes:
             if process.host == host:
                 self.processes.remove(process)
@@ -321,13 +321,13 @@ class WorkerManager:
         self.broker.versions.host_is_back(agent.name)
 
     def end_kept_leavers(self) -> None:
-        """End each member that got a SIGTERM if no member may leave because all remaining members want to leave."""
+        """If all remaining members want to leave, none may leave. In that case, end each member that got a SIGTERM."""
         living = self.processes.living_members()
         if self.coordinator.leaving.issuperset(living):
             self.ending.tell_again(living)
 
     def _on_committed(self, cluster: Cluster, step: int | None) -> None:
-        """Record that the members have agreed on a version and adopt it, and after which step if one was reported."""
+        """Record that the members have agreed on a cluster version. `step`: the step after which they adopt it."""
         self._follow_watch.committed()
         _log.info(
             "cluster committed: version=%d workers=%d step=%s",
@@ -350,7 +350,10 @@ class WorkerManager:
         self.events.version_followed()
 
     def _on_ready(self, ready: tuple[PeerID, int] | int) -> None:
-        """Record that a worker (peer ID and incarnation), or standby number `ready`, is ready to join or has joined."""
+        """Record that a process is ready to join or has joined.
+
+        `ready`: a worker's peer ID and incarnation, or the number of a standby.
+        """
         for process in self.processes:
             is_it = ready == (process.standby if process.peer is None else (process.peer, process.incarnation))
             if not is_it or process.is_registered:
@@ -363,7 +366,7 @@ class WorkerManager:
                     self.prestarted.keep()  # the next standby waits until this one is ready
 
     def _on_trouble(self, trouble: str) -> None:
-        """Record why a version's shared memory can't be made. Until it can be made, the cluster stays unchanged."""
+        """Record why the shared memory of a version can't be made. Until it can be, the cluster stays unchanged."""
         if self.events.is_over:
             return
         if trouble != self._trouble:
@@ -381,7 +384,7 @@ class WorkerManager:
         self.events.version_prepared(version)
 
     def limit_leave(self, process: Process, version: int) -> None:
-        """Stop waiting for a process that isn't in `version`, and free its slot, once -leave-grace is over."""
+        """After -leave-grace, stop waiting for a process that isn't in cluster version `version`, and free its slot."""
         grace_s = self.options.leave_grace_s
         process.leave_timer = self._loop.call_later(grace_s, self._on_grace_over, process, version)
 

@@ -1,1 +1,1 @@
-"""The live page of a job: its HTTP server and its files (`kungfu-run -dashboard`)."""
+"""The live page of a job (`kungfu-run -dashboard`): its HTTP server, and the files that the server sends."""

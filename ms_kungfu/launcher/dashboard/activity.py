@@ -1,12 +1,12 @@
-"""What each rank does now, for the live page. Pure.
+"""What each rank is doing now, for the live page. The functions here have no side effects.
 
-1. If steps are short, the state is where most of the last second went, by the worker's own report. A snapshot would
-   only show where the rank happens to be. If the last step ended longer ago, the state is what shared memory shows at
-   this moment. (`test_state_of_short_steps_is_where_the_time_went`.)
+1. If steps are short, a rank's state is the activity that took most of the last second, according to the worker's own
+   report. A snapshot would only show what the rank happens to be doing. If the last step ended longer ago, the state is
+   what shared memory shows at this moment. (`test_state_of_short_steps_is_where_the_time_went`.)
 
-2. A rank waits for the process at the end of its chain of waits (`stuck.stuck_among`). If steps are short, it waits for
-   the rank that spends the smallest share of its time in operations, because that rank waits for no other
-   (`statistics`). (`test_rank_waits_for_the_one_that_waits_least`.)
+2. The page shows that a rank waits for the process at the end of its chain of waits (`stuck.stuck_among`). If steps are
+   short, it shows that the rank waits for the rank that spends the smallest fraction of its time in operations, because
+   that one waits for no other rank (`statistics`). (`test_rank_waits_for_the_one_that_waits_least`.)
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ms_kungfu.cluster import PeerID
 from ms_kungfu.job_events import StepReport
 from ms_kungfu.launcher.wire.messages import Doing
 
-_SHORT_S = 1.0  # a step that has ended this short a time ago shows that steps are short
-_LONG_S = 1.0  # an activity that lasts this long is a state of its own, even if steps were short before
+_SHORT_S = 1.0  # steps count as short if the last step ended at most this long ago
+_LONG_S = 1.0  # an activity that has lasted this long is shown as the rank's state, even if steps were short before
 _STATES = {"data": "data", "checkpoint": "checkpoint", "evaluation": "computing", "compilation": "compiling"}
 
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What the controller knows of a rank.
+    """What the controller knows about a rank.
 
-    `pid`, `memory` (bytes): None if unknown. `failed`: why the rank is regarded as failed; "" if it isn't. `note`: what
-    the process does, by the status document. `joins`: whether it hasn't joined yet. `stopped`: by a signal. `step` and
-    `ended_ago_s`: its last step, and the seconds since that step ended. `sleeps`: whether it sleeps in an operation,
-    because of the ranks in `awaits`. `doing`: None if no dashboard was open a moment ago. `report`: its last report on
-    its steps.
+    `pid` and `memory` (in bytes): None if unknown. `failed`: why the rank counts as failed, or "" if it doesn't.
+    `note`: text about what the process does. `joins`: whether the rank hasn't joined yet. `stopped`: whether a signal
+    has stopped the process. `step` and `ended_ago_s`: the rank's last step, and the seconds since that step ended.
+    `sleeps`: whether the rank sleeps in an operation, because it waits for the ranks in `awaits`. `doing`: what the
+    rank is doing, or None if no dashboard was open a moment ago. `report`: the rank's last report about its steps.
     """
 
     rank: int
@@ -57,12 +57,12 @@ class RankFacts:
 
 @dataclass
 class Activity:
-    """Turn facts into samples. It keeps since when each rank is in its state, in the same step."""
+    """Turn facts about ranks into samples. This object remembers since when each rank has had its state in its step."""
 
     _since: dict[int, tuple[tuple[Any, ...], float]] = field(default_factory=dict)
 
     def sample(self, now: float, facts: Sequence[RankFacts]) -> list[dict[str, Any]]:
-        """Return the list `ranks` of a sample (docs/dashboard.md). `now`: in seconds, by any clock."""
+        """Return the list `ranks` of a sample (docs/dashboard.md). `now`: the time in seconds, by any steady clock."""
         in_operations = {each.rank: _share(each.report) for each in facts if each.report and each.has_short_steps}
         before, self._since = self._since, {}
         samples = []
@@ -85,7 +85,7 @@ class Activity:
 
 
 def _state(facts: RankFacts, in_operations: dict[int, float]) -> tuple[str, str, Sequence[int]]:
-    """Return the rank's state, what it does in words, and the ranks that it waits for."""
+    """Return the rank's state, text about what the rank is doing, and the ranks for which it waits."""
     doing = facts.doing or Doing()
     if facts.failed:
         return "failed", facts.failed, ()

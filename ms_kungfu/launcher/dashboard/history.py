@@ -1,11 +1,12 @@
-"""The events of a job that the dashboard sends to a client that connects. Pure.
+"""The events of a job that the dashboard sends to a client when it connects. The functions here have no side effects.
 
-1. At most `most` events are kept. Beyond that, pairs of statistics in the older half become one event that covers both.
-   Sums over all statistics don't change by that. If this isn't enough, the oldest other events are dropped, except for
-   the first ones of each controller. (`test_history_is_bounded_and_keeps_sums`.)
+1. At most `most` events are kept. If there are more, the history is thinned: in the older half, each two successive
+   statistics events are merged into one event that covers the time of both. This doesn't change sums over all
+   statistics. If there are still too many events, the oldest ones are dropped, except the events with which each
+   controller began. (`test_history_is_bounded_and_keeps_sums`.)
 
-2. A client reads `items` by position. Thinning makes a new list, and a client that is reading the old one finishes it.
-   So a client gets no step twice. (`test_client_of_a_thinned_history_gets_no_step_twice`.)
+2. A client reads `items` by position. Thinning makes a new list, and a client that is reading the old list reads it to
+   the end. So a client gets no step twice. (`test_client_of_a_thinned_history_gets_no_step_twice`.)
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from ms_kungfu.launcher.wire.codec import encode
 
 _MOST = 20_000
 _ALWAYS_KEPT = (e.LogBegan, e.JobStarted, e.LeaderChanged)
-_LEFT = 0.9  # the share of the limit that remains after events were dropped
+_LEFT = 0.9  # after events are dropped, this fraction of the limit remains
 
 
 @dataclass(frozen=True)
 class Item:
-    """An event with its number, and the message for a client."""
+    """An event and its number. `message`: the event as a client gets it."""
 
     number: int
     event: e.Event
@@ -40,14 +41,14 @@ class Item:
 
 @dataclass
 class History:
-    """The newest events. `last`: the number of the last event; the first event gets the next one."""
+    """The newest events of a job. `last`: the number of the last event; the next event has the next number."""
 
     last: int = 0
     most: int = _MOST
     items: list[Item] = dataclasses.field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._thinned = self.last  # the number of the last event that isn't as it was emitted, or was dropped
+        self._thinned = self.last  # the highest number of an event that was merged or dropped
 
     def add(self, event: e.Event) -> None:
         self.last += 1
@@ -56,11 +57,11 @@ class History:
             self._thin()
 
     def knows(self, number: int) -> bool:
-        """Return whether a client that has seen the events up to this number can continue with `place_after`."""
+        """Return whether a client that has got the events up to `number` can continue from `place_after(number)`."""
         return self._thinned <= number <= self.last
 
     def place_after(self, number: int) -> int:
-        """Return the place of the first event in `items` with a greater number."""
+        """Return the index in `items` of the first event whose number is greater than `number`."""
         return bisect.bisect_right([item.number for item in self.items], number)
 
     def _thin(self) -> None:
@@ -80,9 +81,9 @@ class History:
 
 
 def merged(items: Sequence[Item]) -> list[Item]:
-    """Return the items with every other statistics event merged into the next one of its kind."""
+    """Merge every other statistics event into the next one of its kind. Return the resulting items."""
     found: list[Item | None] = []
-    before: dict[type, int] = {}  # the place of a statistics event that waits for the next one
+    before: dict[type, int] = {}  # kind -> index of the statistics event that the next event of that kind will absorb
     for item in items:
         kind, event = type(item.event), item.event
         if isinstance(event, (e.Statistics, e.RankStatistics)):
@@ -101,7 +102,7 @@ def merged(items: Sequence[Item]) -> list[Item]:
 
 
 def _both(one: e.Event, other: e.Event) -> e.Event | None:
-    """Return an event that covers the time of both; None if the ranks aren't the same."""
+    """Return an event that covers the time of both events, or None if the events have different numbers of ranks."""
     if isinstance(one, e.Statistics) and isinstance(other, e.Statistics):
         weights = one.seconds, other.seconds
         steps = one.steps, other.steps

@@ -1,4 +1,4 @@
-"""The job's metrics for Prometheus, from its events and its status."""
+"""The job's metrics for Prometheus, which are computed from its events and its status."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DECISIONS = ("continue", "shrink", "replace", "fail", "finish")
 
 
 class JobMetrics:
-    """Add up the events. Used in one thread."""
+    """Compute metrics from events. All calls must come from one thread."""
 
     def __init__(self) -> None:
         self._account = JobAccount()
@@ -37,7 +37,7 @@ class JobMetrics:
             self._failures[event.decision] += 1
 
     def render(self, status: dict[str, Any]) -> tuple[bytes, str]:
-        """Return the metrics as text, and its content type. Raises ImportError without prometheus_client."""
+        """Return the metrics as text, and the content type. Raises ImportError if prometheus_client isn't installed."""
         try:
             from prometheus_client import CollectorRegistry
             from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -48,7 +48,7 @@ class JobMetrics:
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
     def families(self, status: dict[str, Any]) -> Iterator[Any]:
-        """Yield the metrics in prometheus_client's form."""
+        """Yield the metrics as objects of prometheus_client."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         def gauge(name: str, what: str, value: float | None) -> Any:
@@ -65,7 +65,7 @@ class JobMetrics:
         yield gauge("goodput_ratio", "Share of the wall time that went into committed steps", account.goodput)
         loss = None if account.loss is None else float(account.loss)
         yield gauge("loss", "The last loss of the lowest rank", loss)
-        failures = CounterMetricFamily("kungfu_job_failures", "Failed workers, by the decision", labels=["decision"])
+        failures = CounterMetricFamily("kungfu_job_failures", "Failed workers, by decision", labels=["decision"])
         for decision in _DECISIONS:
             failures.add_metric([decision], self._failures[decision])
         yield failures
@@ -77,7 +77,7 @@ class JobMetrics:
             if value is not None:
                 times.add_metric([quantile], value)
         yield times
-        waiting = GaugeMetricFamily("kungfu_job_waiting_ratio", "Share of a rank's time that it waited for others",
+        waiting = GaugeMetricFamily("kungfu_job_waiting_ratio", "Share of its time that a rank waited for others",
                                     labels=["rank"])  # fmt: skip
         for rank, share in enumerate(self._waiting):
             if share is not None:
@@ -90,5 +90,5 @@ class _Collector:
         self._metrics, self._status = metrics, status
 
     def collect(self) -> Iterator[Any]:
-        """Yield the metrics; prometheus_client calls this method."""
+        """Yield the metrics. prometheus_client calls this method."""
         return self._metrics.families(self._status)

@@ -1,4 +1,4 @@
-"""Write the report of a job: its live page with all its events, as one file that opens without a server."""
+"""Write the report of a job: the job's live page with all its events, in one file that opens without a server."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ _SCRIPTS = ("model.js", "page.js")
 
 
 def report(arguments: Sequence[str]) -> int:
-    """Write the report of a job that had no time for it.
+    """Write the report of a job from its event logs (``kungfu-run report``).
 
-    Exit status: 0, 1 if the log can't be read or the report can't be written, 2 for a wrong command line.
+    Exit status: 0 if the report is written, 1 if a log can't be read or the report can't be written, 2 for a wrong
+    command line.
     """
     parser = FlagParser(
         _PROGRAM,
         f"{_PROGRAM} LOGDIR... [flags]",
-        f"Writes {FILE_NAME} from the event log of a job. A job writes it itself at its end, unless its launcher is "
-        "killed. If several hosts controlled the job, give the folder of each.",
+        f"Writes {FILE_NAME} from the event log of a job. A job writes this file itself when it ends, unless its "
+        "launcher is killed. If several hosts controlled the job, give the folder of each.",
     )
     parser.flag("o", f"the file to write (default: {FILE_NAME} in the first LOGDIR)", metavar="FILE")
     try:
@@ -57,13 +58,13 @@ def report(arguments: Sequence[str]) -> int:
 
 
 def write_report(logs: Sequence[Path], path: Path) -> None:
-    """Write the report of these event logs of one job.
+    """Write the report of one job, whose event logs are `logs`, to `path`.
 
-    The logs are read line by line, and statistics of a long job are merged, so that memory is bounded.
+    This function reads the logs line by line and merges the statistics of a long job, so that its memory is bounded.
 
     Raises:
         OSError: a log can't be read, or the report can't be written.
-        ValueError: there is no event, or a log has another format version.
+        ValueError: the logs contain no event, or a log has another format version.
     """
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(os.fdopen(open_regular(log), "rb")) for log in logs]
@@ -86,7 +87,7 @@ def _page(events: Iterable[e.Event]) -> bytes:
         history.add(event)
     if not history.items:
         raise ValueError("the log contains no event")
-    # In JSON, < occurs only in strings. Without it no text of an event can end the element.
+    # In JSON, "<" occurs only in strings. Replace it, so that no text of an event can end the <script> element.
     data = b",\n".join(encode(item.event) for item in history.items).replace(b"<", b"\\u003c").decode()
     style, *scripts = ((_FILES / name).read_text(encoding="utf-8") for name in ("page.css", *_SCRIPTS))
     policy = (

@@ -1,13 +1,13 @@
-"""Which requests the dashboard serves. Pure.
+"""Which requests the dashboard serves. The functions here have no side effects.
 
-1. Each request names a host that can only be this server: a DNS name that an attacker's page controls is refused
-   (DNS rebinding). An address can't be rebound, so with a server that isn't on loopback any address is a valid name.
-   (`test_foreign_host_is_refused`.)
+1. The Host header of a request must name this server. Otherwise, an attacker's page could use a DNS name that the
+   attacker redirects to this server (DNS rebinding). An IP address can't be redirected, so a server that isn't on
+   loopback accepts any IP address in the header. (`test_foreign_host_is_refused`.)
 
-2. A request that another site's page causes is refused, except for a link to the page itself, which changes nothing.
-   (`test_request_of_another_site_is_refused`.)
+2. If a page of another site has caused a request, the request is refused. The exception is a link to the page itself,
+   because opening the page changes nothing. (`test_request_of_another_site_is_refused`.)
 
-3. A command needs the token in a header. A browser never sends it by itself, because there is no cookie.
+3. A command needs the token in a header. A browser never sends the token on its own, because it isn't in a cookie.
    (`test_command_without_the_token_is_refused`.)
 """
 
@@ -40,7 +40,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-"""The headers of each answer."""
+"""The headers that each answer contains."""
 
 
 class Refused(Exception):
@@ -62,7 +62,10 @@ class Resize(Struct, forbid_unknown_fields=True):
 
 
 class Evict(Struct, forbid_unknown_fields=True):
-    """Remove a worker. `peer`: the worker that must have this rank, because ranks may shift; "" for any worker."""
+    """Remove the worker that has rank `rank`.
+
+    `peer`: the peer ID that the worker must have, because ranks may shift in the meantime. "" allows any worker.
+    """
 
     rank: Annotated[int, Meta(ge=0, lt=MAX_WORKERS_OF_HOSTS)]
     peer: Peer = ""
@@ -73,11 +76,11 @@ class Stop(Struct, forbid_unknown_fields=True):
 
 
 def check_source(headers: Mapping[str, str], own: str, names: Collection[str], is_page: bool) -> None:
-    """Raise `Refused` if the request doesn't come from this server's page or a program.
+    """Raise `Refused` unless the request comes from this server's page, or from a program that isn't a browser.
 
     Args:
-        headers: of the request; names without regard to case.
-        own: the address that the server listens on.
+        headers: the headers of the request. Looking up a name ignores case.
+        own: the address on which the server listens.
         names: the DNS names of this machine.
         is_page: whether the request is for the page itself, to which other sites may link.
     """
@@ -110,7 +113,7 @@ def _is_own_host(host: str, own: str, names: Collection[str]) -> bool:
 def check_token(headers: Mapping[str, str], token: str) -> None:
     """Raise `Refused` unless the request has the token."""
     scheme, _, given = headers.get("Authorization", "").partition(" ")
-    # Compare in constant time, whatever was given.
+    # Compare in constant time, and accept any text in the header.
     is_right = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token.encode())
     if scheme.lower() != "bearer" or not is_right:
         raise Refused(401, "a command needs the token of the URL that kungfu-run has printed: "
@@ -121,7 +124,7 @@ COMMANDS: dict[str, Reads[Any]] = {"resize": Reads(Resize), "evict": Reads(Evict
 
 
 def read_command(name: str, content_type: str, body: bytes) -> Resize | Evict | Stop:
-    """Return the command in a body. Raise `Refused` if there is none."""
+    """Return the command `name` that the body of a request contains. Raise `Refused` if the body is invalid."""
     if content_type != "application/json":
         raise Refused(415, "a command needs Content-Type: application/json")
     try:

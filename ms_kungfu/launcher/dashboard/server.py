@@ -1,15 +1,15 @@
-"""The HTTP server of a job's live page, with aiohttp (docs/dashboard.md describes its endpoints).
+"""The HTTP server of a job's live page, which uses aiohttp (docs/dashboard.md describes the server's endpoints).
 
-1. The job never waits for the server. It has its own thread and event loop. The job's event loop only passes on events
-   and samples, and runs the commands. If the server fails, it logs one line, and the job continues without it.
-   (`test_failed_server_costs_one_line`.)
+1. The job never waits for the server, which has its own thread and event loop. The job's event loop only passes events
+   and samples to the server, and runs the commands. If the server fails, it logs one line, and the job continues
+   without the page. (`test_failed_server_costs_one_line`.)
 
-2. No client makes the server keep data for it. A client has a place in the history, and it gets only the newest sample.
-   Clients share each message, and asyncio copies only a short piece for a client that doesn't read. A client that
-   doesn't take its messages within `_WRITE_S` is disconnected, and may reconnect.
+2. The server keeps no data for a single client. For each client, it only remembers a position in the history, and it
+   sends only the newest sample. All clients share each message, and asyncio copies only a short piece for a client that
+   doesn't read. A client that doesn't read its messages within `_WRITE_S` is disconnected, and may reconnect.
    (`test_slow_client_is_dropped`, `test_long_messages_are_written_in_short_pieces`.)
 
-3. A quarter of the connections is left for requests that end at once.
+3. Clients that read events use at most three quarters of the connections. The rest is for requests that end at once.
    (`test_idle_clients_leave_connections_for_others`.)
 """
 
@@ -55,13 +55,13 @@ _log = logging.getLogger(__name__)
 _FILES = {"/": ("page.html", "text/html"), "/page.css": ("page.css", "text/css"),
           "/model.js": ("model.js", "text/javascript"), "/page.js": ("page.js", "text/javascript")}  # fmt: skip
 _MAX_CONNECTIONS = 256
-_MAX_OF_SOURCE = 16  # of each address that isn't on loopback
-_PAST = 600  # samples that a new client gets
+_MAX_OF_SOURCE = 16  # the maximum number of connections from one address, unless the address is a loopback address
+_PAST = 600  # the number of past samples that a new client gets
 _CHUNK = 64  # events per write
 _WRITE_S = 10.0
 _PIECE_BYTES = 64 * 1024
-_UNANSWERED_MS = 30_000  # after which the system ends the connection of a client that answers no packet
-_QUIET_S = 15.0  # after which a stream gets a comment, so that the end of a connection is noticed
+_UNANSWERED_MS = 30_000  # if a client answers no packet for this time, the kernel ends its connection
+_QUIET_S = 15.0  # after this time without data, the server sends a comment, so that it notices a broken connection
 _COMMAND_S = 30.0
 _RETRY_MS = 2000
 _BACKLOG = 256
@@ -70,7 +70,7 @@ _STREAM_BUFFER_BYTES = 256 * 1024
 
 
 class Job(Protocol):
-    """What the server asks of the job, in the job's event loop."""
+    """The methods of a job that the server calls, in the job's event loop."""
 
     def status(self) -> dict[str, Any]:
         """Return the job's status document. Never raises."""
@@ -83,10 +83,10 @@ class Job(Protocol):
 
 @dataclass(eq=False, repr=False)
 class DashboardServer:
-    """Serve the page of a job. All methods belong to the event loop that calls `start`.
+    """Serve the page of a job. Call all methods in the event loop in which `start` is called.
 
-    `names`: the DNS names of this machine, under which a server that isn't on loopback may be called. `first_event`:
-    one less than the number of the first event. It must exceed the numbers of an earlier server on this port.
+    `names`: the DNS names of this machine, which requests may use if the server isn't on loopback. `first_event`: one
+    less than the number of the first event. It must be greater than all numbers of an earlier server on this port.
     """
 
     job: Job
@@ -107,7 +107,7 @@ class DashboardServer:
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/"
 
     def bind(self) -> socket.socket:
-        """Return a socket that listens, in the server's thread. Raise OSError if the address can't be used."""
+        """Return a listening socket. Call this in the server's thread. Raise OSError if the address can't be used."""
         family, _, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server((address[0], self.port), family=family, backlog=_BACKLOG)
         listener.setblocking(False)
@@ -115,24 +115,27 @@ class DashboardServer:
         return listener
 
     def start(self) -> None:
-        """Serve from now on, in another thread, which logs the URL, or why the address can't be used."""
+        """Serve from now on in another thread. That thread logs the URL, or why the address can't be used."""
         self._face = _Face(self, asyncio.get_running_loop())
         self._thread = threading.Thread(target=self._face.run, name="kungfu-dashboard", daemon=True)
         self._thread.start()
 
     def add(self, event: e.Event) -> None:
-        """Pass on an event of the job."""
+        """Pass an event of the job to the server's thread."""
         if self._face is not None:
             self._face.call(lambda face: face.add(event))
 
     def sample(self, now: dict[str, Any]) -> None:
-        """Pass on what the ranks do now: `time`, `ranks`, and `status` if there is a client (`has_clients`)."""
+        """Pass a sample of what the ranks are doing now to the server's thread.
+
+        `now`: an object with `time` and `ranks`, and also with `status` if there is a client (`has_clients`).
+        """
         if self._face is not None:
             self._face.call(lambda face: face.sample(now))
 
     @property
     def most_streams(self) -> int:
-        """Return how many clients may read the events at a time."""
+        """Return how many clients may read the events at the same time."""
         return connection_limit(_MAX_CONNECTIONS) * 3 // 4
 
     @property
@@ -140,7 +143,7 @@ class DashboardServer:
         return self.num_streams > 0
 
     async def stop(self) -> None:
-        """Send the last events, and end the server."""
+        """Send the last events, and stop the server."""
         face, self._face = self._face, None
         if face is not None and self._thread is not None:
             face.call(lambda face: face.stop())
@@ -148,7 +151,7 @@ class DashboardServer:
 
 
 class _Face(Connections):
-    """The server's part in its own thread. Other threads use only `call`."""
+    """The part of the server that runs in its own thread. Other threads call only `call`."""
 
     def __init__(self, server: DashboardServer, owner: asyncio.AbstractEventLoop) -> None:
         super().__init__("dashboard", connection_limit(_MAX_CONNECTIONS), limit_of=_limit_of)
@@ -156,7 +159,7 @@ class _Face(Connections):
         self._loop = asyncio.new_event_loop()
         self._history = History(server.first_event)
         self._metrics = JobMetrics()
-        self._name: str | None = None  # the job's
+        self._name: str | None = None  # the name of the job
         self._now: bytes = b""  # the newest sample as a message
         self._now_number = 0
         self._past: collections.deque[bytes] = collections.deque(maxlen=_PAST)
@@ -164,7 +167,7 @@ class _Face(Connections):
         self._stopped: asyncio.Event
 
     def call(self, function: Callable[[_Face], None]) -> None:
-        """Call `function` in the server's thread. Never waits."""
+        """Let the server's thread call `function`. Return without waiting for the call."""
         with contextlib.suppress(RuntimeError):  # the loop is closed already
             self._loop.call_soon_threadsafe(function, self)
 
@@ -173,7 +176,8 @@ class _Face(Connections):
     def run(self) -> None:
         server = self._server
         asyncio.set_event_loop(self._loop)
-        # Python 3.9 binds an event to the loop of the thread that makes it. The first calls of `add` precede `_serve`.
+        # Create the events here, because Python 3.9 binds an event to the loop of the thread that creates it. `_serve`
+        # would be too late, because the first calls of `add` run before it.
         self._news, self._stopped = asyncio.Event(), asyncio.Event()
         try:
             with server.bind() as listener:
@@ -286,7 +290,7 @@ class _Face(Connections):
         try:
             body = await request.read()
         except web.RequestPayloadError:
-            raise Refused(400, "the body is not what its header says") from None
+            raise Refused(400, "the request's body doesn't match its headers") from None
         command = read_command(request.path[1:], request.content_type, body)
         assert isinstance(request.protocol, Connection)
         request.protocol.may_wait(_COMMAND_S)
@@ -351,7 +355,7 @@ class _Face(Connections):
                 place += len(chunk)
                 last = chunk[-1].number
                 await _write(response, [item.message for item in chunk])
-            elif items is not history.items:  # it was thinned meanwhile
+            elif items is not history.items:  # the history has been thinned in the meantime
                 items = history.items
                 place = 0 if last is None else history.place_after(last)
             elif is_last:
@@ -367,7 +371,7 @@ class _Face(Connections):
 
 
 async def _write(response: web.StreamResponse, parts: Sequence[bytes]) -> None:
-    """Write the parts in pieces. Before the next piece, most of the earlier ones must have left."""
+    """Write the parts in pieces. Write the next piece only when most of the earlier bytes have been sent."""
 
     async def write() -> None:
         piece = bytearray()
@@ -395,7 +399,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _limit_buffers(transport: asyncio.Transport | None) -> None:
-    """Limit what the system keeps for a client, and for how long it sends to a client that doesn't answer."""
+    """Limit how much data the kernel buffers for a client, and for how long it waits for a client's acknowledgement."""
     connection = None if transport is None else transport.get_extra_info("socket")
     if connection is not None:
         with contextlib.suppress(OSError):

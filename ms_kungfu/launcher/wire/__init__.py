@@ -1,3 +1,3 @@
 """The messages between the processes of a job, and their encoding."""
 
-PROTOCOL = 4  # changes with each change of the messages that another version can't read: 1 had no types
+PROTOCOL = 4  # incremented with each change that makes the messages unreadable for older processes; 1 had no types

@@ -1,9 +1,9 @@
 """Encode messages as UTF-8 JSON; `msgspec` decodes JSON and validates it against the classes in `messages`.
 
-Every fault in another process's message raises `ProtocolError`, into which three exceptions of `msgspec` are converted.
-`msgspec` rejects NaN, infinities, integers over 64 bits and unpaired surrogates. If an object contains a name twice,
-the last value counts. The nesting depth is checked before decoding: if the program has raised Python's recursion limit,
-deep nesting would crash the process.
+Every fault in another process's message raises `ProtocolError`. Three kinds of exceptions from `msgspec` are converted
+to it. `msgspec` rejects NaN, infinities, integers of more than 64 bits, and unpaired surrogates. If an object contains
+a key twice, the last value counts. The nesting depth is checked before decoding, because deep nesting would crash the
+process if the program has raised Python's recursion limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_SHOWN = 200
 
 
 class Reads(Generic[T]):
-    """Decode one message, or one of several kinds of messages, that a protocol expects at one point."""
+    """A decoder for the kinds of messages that the protocol allows at one point. `kinds`: a class, or a union."""
 
     def __init__(self, kinds: Any) -> None:
         self.kinds = kinds
@@ -31,7 +31,7 @@ class Reads(Generic[T]):
         return msgspec.json.Decoder(self.kinds)
 
     def __call__(self, data: bytes) -> T:
-        """Decode a message. Raises ProtocolError and no other exception."""
+        """Decode a message. Raise ProtocolError, and no other exception, if it is invalid."""
         try:
             check_depth(data)
             return self._decoder.decode(data)
@@ -39,7 +39,7 @@ class Reads(Generic[T]):
             raise ProtocolError(f"a message is malformed: {_words_of(error)}") from None
 
     def convert(self, value: object) -> T:
-        """Validate JSON that has already been decoded."""
+        """Validate an object that has already been decoded from JSON, and convert it to a message."""
         try:
             return msgspec.convert(value, self.kinds)
         except (ValueError, RecursionError) as error:
@@ -55,7 +55,7 @@ def _words_of(error: Exception) -> str:
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Return the message as JSON. Characters that UTF-8 can't encode, e.g. from a system error, become "?"."""
+    """Return the message as JSON. Replace characters that UTF-8 can't encode (for example in a system error) by "?"."""
     try:
         return msgspec.json.encode(message)
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
-"""The documents that launchers write for other programs: the leader snapshot in etcd, and a job's status.
+"""The documents that launchers write for other readers: the leader snapshot in etcd, and a job's status.
 
-Documents are validated like messages. Keys are never renamed: other programs read the status, and the next controller
-reads this controller's snapshot.
+Readers validate documents like messages. Keys are never renamed, because other programs read the status, and the next
+controller reads this controller's snapshot.
 """
 
 from typing import Annotated, Literal, Optional
@@ -28,7 +28,7 @@ from ms_kungfu.launcher.wire.messages import (
 Seconds = Annotated[float, Meta(ge=0, le=253402300799)]  # the last second of year 9999, as a time since 1970
 Span = Annotated[float, Meta(ge=0, le=1e12)]
 Size = Annotated[int, Meta(ge=0, le=MAX_WORKERS_OF_HOSTS)]
-MOST = 1 << 16  # limit for versions, hosts or processes
+MOST = 1 << 16  # the maximum number of versions, hosts or processes in a document
 End = tuple[Code, Optional[Sentence]]
 
 
@@ -40,10 +40,10 @@ class Document(Part, omit_defaults=False, forbid_unknown_fields=False):
 
 
 class Failure(Document, frozen=True):  # type: ignore[misc]
-    """A failure, for the message that ends the job.
+    """A worker's failure, from which the last message of the job is made.
 
-    `is_of_launcher`: true if the launcher killed the worker, could not start it, or lost its host. `key`: that of the
-    worker's process.
+    `is_of_launcher`: true if the launcher killed the worker, could not start the worker, or lost the worker's host.
+    `key`: the key of the worker's process.
     """
 
     reason: Sentence
@@ -53,10 +53,11 @@ class Failure(Document, frozen=True):  # type: ignore[misc]
 
 
 class Change(Document):
-    """A desired cluster version, and its current state.
+    """A change to a desired cluster version, and the state of that version.
 
-    Times are seconds since 1970. `size_before`: null for the first cluster. `chosen_at`: when the members adopted the
-    version; `after_step`: the training step after which they adopted it. `refused`: the reason if the version was
+    Times are seconds since 1970. `size_before`: the size before the change, or null for the first cluster. `why`: the
+    reason for the change. `wanted_at`: when the change was requested. `chosen_at`: when the version was committed.
+    `after_step`: the training step after which the members adopt the version. `refused`: the reason if the version was
     rejected.
     """
 
@@ -75,18 +76,23 @@ Changes = Annotated[list[Change], Meta(max_length=1024)]
 
 
 class Past(Document):
-    """What the status reports about the time before this controller. No decision depends on it."""
+    """What the job's status reports about the time before the current controller. No decision depends on it.
+
+    `began_at`: when the job began, in seconds since 1970.
+    """
 
     began_at: Seconds
     changes: Changes
 
 
 class Versions(Document):
-    """The versions that the members may be in.
+    """The cluster versions of which workers may be members.
 
-    `excluded`: for each peer, the versions after which its process was no longer a member. `ended`: for each peer,
-    pairs [incarnation, version]. From that incarnation up to that version, the peer is a process that has exited.
-    `lost`: pairs [host, version]. Versions up to this one refer to the failed host; null means that all versions do.
+    `chosen`: the number of the committed version. `excluded`: for each peer ID, a list of versions. A process that
+    was started for one of these versions or an earlier one is no longer a member under that peer ID. `ended`: for each
+    peer ID, pairs [incarnation, version]. In the versions from `incarnation` to `version`, the peer ID stands for a
+    process that has exited. `lost`: pairs [host, version]. In the versions up to `version`, the host's name stands for
+    a failed host. If `version` is null, that applies to all versions.
     """
 
     clusters: Annotated[list[ClusterPart], Meta(max_length=MOST)]
@@ -97,14 +103,16 @@ class Versions(Document):
 
     def __post_init__(self) -> None:
         if self.chosen is not None and self.chosen not in [cluster.version for cluster in self.clusters]:
-            raise ValueError(f"version {self.chosen} is committed and not among the clusters")
+            raise ValueError(f"cluster version {self.chosen} is committed, but not among the clusters")
 
 
 class LeaderSnapshotDocument(Document):
-    """What the controller stores for the next controller.
+    """The state that the controller stores for the next controller.
 
-    `first`: the cluster that the job began with. `end`: exit code and last message. `before`: earlier controllers whose
-    hosts aren't expected to register. `failures`: the first failure, and the first failure that the program caused.
+    `job`: the name under which the launchers of the job write clusters. `head`: the host of the controller. `first`:
+    the cluster that the job began with. `end`: the exit code and the last message, when the job has ended. `before`:
+    the hosts of earlier controllers, which aren't expected to register. `failures`: the first failure, and the first
+    failure that the program caused.
     """
 
     job: Word
@@ -147,8 +155,9 @@ class Summary(Document):
 class ProcessState(Document):
     """A worker process.
 
-    `state`: the state of the process; `why`: what the process does or waits for. `standing`: the relation of the
-    process to the committed version. `joined_with`: the version that the process was started for.
+    `state`: the state of the process. `why`: what the process does or waits for. `standing`: whether the process is a
+    member of the committed cluster version, joins the cluster, leaves it, or is a standby. `joined_with`: the version
+    for which the process was started.
     """
 
     rank: Optional[Rank]
@@ -166,10 +175,10 @@ class ProcessState(Document):
 
 
 class TrainingState(Document):
-    """How far the training is; null: not known. Rates are those of the last ten seconds.
+    """The progress of the training. A field is null if its value isn't known. Rates cover the last ten seconds.
 
-    `total_steps`: the last step of this call of training, as predicted at the present batch size. `left_s`: the seconds
-    that the steps until then take.
+    `total_steps`: the number of the last step in this call of the training loop, predicted for the current batch size.
+    `left_s`: the predicted number of seconds until that step has ended.
     """
 
     step: Optional[Count]
@@ -183,7 +192,10 @@ class TrainingState(Document):
 
 
 class StallState(Document):
-    """`waiting` ranks sleep in an operation because they wait for `rank`. `why`: what the launcher knows about it."""
+    """The ranks in `waiting` have been blocked in an operation for `seconds` seconds, because they wait for `rank`.
+
+    `why`: what the launcher knows about the cause.
+    """
 
     rank: Rank
     waiting: Annotated[list[Rank], Meta(max_length=MOST)]
@@ -192,7 +204,7 @@ class StallState(Document):
 
 
 class Status(Document):
-    """The status of a job, as printed by `kungfu-run status -json`. `started_at`: seconds since 1970."""
+    """The status of a job, as `kungfu-run status -json` prints it. `started_at`: the time in seconds since 1970."""
 
     state: Literal["starting", "running", "resizing", "finishing", "ending"]
     why: Sentence

@@ -1,8 +1,8 @@
 """Define every message between the processes of a job.
 
-`python -m ms_kungfu.launcher.wire.page` prints docs/messages.md from this module. A message is an object whose ``type``
-names its class. A process accepts only the messages described here, within their limits. `wire.PROTOCOL` changes
-whenever a change here makes messages unreadable for another version.
+`python -m ms_kungfu.launcher.wire.page` prints docs/messages.md from this module. A message is a JSON object whose
+field ``type`` names its class. A process accepts only the messages described here, with values within their limits.
+Increment `wire.PROTOCOL` with each change that makes the messages unreadable for processes without the change.
 """
 
 import re
@@ -18,7 +18,7 @@ from ms_kungfu.launcher.wire.codec import Reads
 
 _PORT = "0*([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _MOST_HOSTS = 4096
-_MOST_PROCESSES = 8192  # of one host, including those that have exited recently
+_MOST_PROCESSES = 8192  # processes on one host, including those that have exited recently
 
 Nonce16 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Proof32 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -39,7 +39,7 @@ Command = Annotated[list[RawWord], Meta(min_length=1, max_length=1 << 16)]
 Slots = Annotated[int, Meta(ge=0, le=99_999_999)]
 Words = dict[Count, dict[Rank, Sentence]]
 ACTIVITIES = ("", "data", "checkpoint", "evaluation", "compilation")
-"""What a program does outside of its steps. A worker writes the index into shared memory."""
+"""What a program can do outside of its steps. A worker writes the index of its activity into shared memory."""
 Loss = tuple[Rank, Sentence, bool, bool]
 
 
@@ -48,18 +48,18 @@ def _tag(name: str) -> str:
 
 
 class Part(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A part of messages."""
+    """The base class of objects inside messages."""
 
 
 class Message(Part, tag=_tag, tag_field="type"):
-    """A message."""
+    """The base class of messages."""
 
 
 # ---- parts ----
 
 
 class ClusterPart(Part, rename="pascal"):
-    """A cluster version in KungFu's JSON: its workers in rank order."""
+    """A cluster version in KungFu's JSON format. `workers`: the peer IDs of its workers in rank order."""
 
     workers: Annotated[tuple[Peer, ...], Meta(min_length=1, max_length=MAX_WORKERS_OF_HOSTS)]
     runners: Annotated[tuple[Peer, ...], Meta(max_length=_MOST_HOSTS)] = ()
@@ -88,7 +88,11 @@ def _texts(peers: Sequence[PeerID]) -> tuple[str, ...]:
 
 
 class Device(Part, frozen=True):  # type: ignore[misc]
-    """A device, as described to one worker. `visible` null: the worker sees all devices that its launcher sees."""
+    """A device that a worker can use.
+
+    `visible`: the value of the variable that limits which devices the worker sees. If it is null, the worker sees all
+    devices that its launcher sees.
+    """
 
     name: Word
     device_id: Number
@@ -96,11 +100,11 @@ class Device(Part, frozen=True):  # type: ignore[misc]
 
 
 class CpuIsa(Part, frozen=True):  # type: ignore[misc]
-    """The vector instructions that oneDNN uses on a host, by the names that ONEDNN_MAX_CPU_ISA accepts.
+    """The vector instructions that oneDNN may use on a host. Levels have the names that ONEDNN_MAX_CPU_ISA accepts.
 
-    `level`: the highest level that the host's workers should use. `native`: the highest level of the host's processor.
-    `reason`: why `level` and `native` differ. `error`: why the host could not determine them. `is_users`: true if the
-    user has set the variable on that host.
+    `level`: the highest level that the host's workers should use. `native`: the highest level that the host's processor
+    supports. `reason`: why `level` and `native` differ. `error`: why the host could not determine the levels.
+    `is_users`: true if the user has set ONEDNN_MAX_CPU_ISA on the host.
     """
 
     level: Word
@@ -111,11 +115,12 @@ class CpuIsa(Part, frozen=True):  # type: ignore[misc]
 
 
 class Registration(Part):
-    """The description of a host that registers.
+    """The description of a host that registers with the controller.
 
-    `flags`: the flags that must be equal on all hosts, as text. `mindspore`: its version, or "" if it isn't installed.
-    `logdir`: the path's bytes in base 64. `taken`: the cores of the host on which the user's other jobs run. `cpu_isa`:
-    null if oneDNN has no such instructions on this host.
+    `flags`: the flags that must have the same values on all hosts, as text. `version`: the version of ms_kungfu.
+    `mindspore`: the version of MindSpore, or "" if it isn't installed. `cores`: the cores that the job may use on the
+    host. `taken`: the cores on which the user's other jobs run. `logdir`: the bytes of the path in base 64. `cpu_isa`:
+    null if oneDNN has no levels of vector instructions on the host's architecture.
     """
 
     host: Word
@@ -133,8 +138,8 @@ class Registration(Part):
 class Worker(Part):
     """A worker process, as its host reports it.
 
-    `peer`: null for a standby. `code`: the exit code, if the process has exited. `standby`: the number of a prestarted
-    process.
+    `peer`: null for a standby without a slot. `code`: the exit code, or null while the process runs. `standby`: the
+    process's number if it was started as a standby.
     """
 
     key: Count
@@ -150,10 +155,10 @@ class Worker(Part):
 
 
 class Doing(Part):
-    """What a worker does at this moment.
+    """What a worker is doing at this moment.
 
-    `activity`: outside of its steps; "" if nothing in particular; `seconds`: how long it has done that. `operations`:
-    the collective operations in which its process stands still, if it has done that for long.
+    `activity`: what it does outside of its steps, or "" if that is nothing in particular. `seconds`: how long it has
+    been doing that. `operations`: the collective operations in which the worker has been waiting for a long time.
     """
 
     activity: Word = ""
@@ -162,13 +167,13 @@ class Doing(Part):
 
 
 class ResyncReport(Part):
-    """A host's report to the next controller.
+    """The state that a host reports to the next controller of a running job.
 
-    `losses`: for each version on the host, the failures of which the host was notified, in order. Each entry has the
-    rank, the reason, whether the others continue, and whether the process was reaped. `leaving`: the workers for which
-    a leave request has succeeded. `slot_holders`: the processes that have a slot. `cores`: the number of cores of each
-    worker, or 0 if the number isn't fixed. `cpu_isa`: the limit of the workers' vector instructions, or "" if there is
-    no limit.
+    `losses`: for each cluster version on the host, the failures that the host was notified of, in order. Each entry
+    contains the rank, the reason, whether the other members continue, and whether the process was reaped. `leaving`:
+    the workers that have got permission to leave. `slot_holders`: the peer ID and incarnation of each process that has
+    a slot. `cores`: the number of cores of each worker, or 0 if the number isn't fixed. `cpu_isa`: the highest level of
+    vector instructions that the workers may use, or "" if there is no limit.
     """
 
     workers: Annotated[list[Worker], Meta(max_length=_MOST_PROCESSES)]
@@ -183,9 +188,9 @@ class ResyncReport(Part):
 
 
 class Nonce(Message, forbid_unknown_fields=False):
-    """The first message that each end sends: 16 random bytes in hex, and the protocol version.
+    """The first message that each end of a connection sends. It contains 16 random bytes in hex.
 
-    Another protocol version may have more fields.
+    `protocol`: the protocol version of the sender. In other protocol versions, this message may have more fields.
     """
 
     nonce: Nonce16
@@ -193,13 +198,17 @@ class Nonce(Message, forbid_unknown_fields=False):
 
 
 class Proof(Message):
-    """The HMAC-SHA256, in hex, of a word for the sender's role and both nonces. The key is the job's secret."""
+    """The proof that the sender knows the job's secret.
+
+    `proof`: an HMAC-SHA256 in hex, with the job's secret as the key. Its input is a word that names the sender's role,
+    followed by both nonces.
+    """
 
     proof: Proof32
 
 
 class Error(Message):
-    """Why the request or the connection is rejected."""
+    """The sender rejects the request or the connection. `error`: the reason."""
 
     error: Sentence
 
@@ -208,9 +217,9 @@ class Error(Message):
 
 
 class Software(Part):
-    """The software versions of a joining worker, which must be equal on all workers.
+    """The software versions that a joining worker uses. All workers must use the same versions.
 
-    `mindspore`: "" if it isn't installed.
+    `mindspore`: "" if MindSpore isn't installed.
     """
 
     ms_kungfu: Word
@@ -218,10 +227,11 @@ class Software(Part):
 
 
 class SlotRequest(Message):
-    """A member of version `member_of` requests its slot in `version`, on which its cluster has agreed.
+    """A worker requests its slot in a cluster version.
 
-    A joining worker sends neither field: it is ready, and the broker answers once a version that contains the worker is
-    committed. `step`: the member's training step.
+    A member of version `member_of` requests its slot in `version`, on which the members have agreed. `step`: the
+    member's training step. A joining worker, which is now ready, sends neither `member_of` nor `version`. The broker
+    answers a joining worker when a version that contains the worker is committed.
     """
 
     peer: Peer
@@ -233,27 +243,30 @@ class SlotRequest(Message):
 
 
 class StandbyRequest(Message):
-    """A standby is ready. It waits until it gets a slot."""
+    """A standby is ready, and waits until it gets a slot. `number`: the standby's number."""
 
     number: Count
     software: Optional[Software] = None
 
 
 class LeaveRequest(Message):
-    """A request that the cluster continue without `peer`. `terminated`: true if the worker got a SIGTERM."""
+    """A worker asks that the cluster continue without worker `peer`. `terminated`: true if `peer` got a SIGTERM."""
 
     peer: Peer
     terminated: bool = False
 
 
 class FixCores(Message):
-    """A request to give each worker of the host this many cores from now on, unless the number is already fixed."""
+    """A worker asks that each worker have `each` cores from now on, unless the number of cores is already fixed."""
 
     each: Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 
 
 class Expect(Message):
-    """The members of `version` expect a cluster of `size` workers next. `joining` of these workers are new."""
+    """The members of cluster version `version` expect that the next cluster has `size` workers.
+
+    `joining`: how many of these workers are new.
+    """
 
     version: Count
     joining: Number
@@ -261,30 +274,30 @@ class Expect(Message):
 
 
 class ProgramEnded(Message):
-    """The worker's program has ended without an exception; its interpreter is about to end."""
+    """The worker's program has ended without an exception, and the worker's Python interpreter is about to exit."""
 
     peer: Peer
     incarnation: Count
 
 
 class PutStore(Message):
-    """The worker's model store. The message carries the store's read-only file descriptor."""
+    """The worker submits its model store. The message carries the store's read-only file descriptor."""
 
     peer: Peer
     incarnation: Count
 
 
 class GetStore(Message):
-    """A request for the model store of another worker on the same host."""
+    """A worker requests the model store of `peer`, another worker on the same host."""
 
     peer: Peer
 
 
 class Report(Message):
-    """What a worker reports for the event log. The broker doesn't answer.
+    """A worker's report for the event log. The host forwards the report to the controller and doesn't answer it.
 
-    The host forwards the report to the controller. `events`: in the order in which they happened (docs/event-log.md).
-    `steps`: sent about once a second.
+    `events`: the worker's new events (docs/event-log.md), oldest first. `steps`: statistics about the worker's steps,
+    which it sends about once per second.
     """
 
     peer: Peer
@@ -294,9 +307,9 @@ class Report(Message):
 
 
 class AwaitEnd(Message):
-    """The worker will write a checkpoint when the job is about to end.
+    """The worker wants to write a checkpoint when the job is about to end.
 
-    The worker closes the connection once the checkpoint is written or isn't needed.
+    The worker closes the connection when the checkpoint is written, or when none is needed any more.
     """
 
 
@@ -304,10 +317,10 @@ class AwaitEnd(Message):
 
 
 class Slot(Message):
-    """A slot in a version. The message carries the file descriptor of the version's segment.
+    """The worker gets a slot in a cluster version. The message carries the file descriptor of the version's segment.
 
-    If the version spans several hosts, the message carries three more descriptors: for the version's control block, for
-    a socket to the inter-host transport, and for a socket to the model transport.
+    If the version has workers on several hosts, the message carries three more descriptors. They belong to
+    the version's control block, to a socket of the inter-host transport, and to a socket of the model transport.
     """
 
     cluster: ClusterPart
@@ -317,49 +330,53 @@ class Slot(Message):
 
 
 class Detached(Message, frozen=True):  # type: ignore[misc]
-    """The committed version doesn't contain the worker.
+    """The worker is removed, because the committed cluster version doesn't contain it.
 
-    `evicted`: true if a user or another worker requested the removal.
+    `evicted`: true if a user or another worker requested the removal of this worker.
     """
 
     evicted: bool = False
 
 
 class Stay(Message, frozen=True):  # type: ignore[misc]
-    """The agreed version was abandoned before any worker adopted it. Its members stay in their current version."""
+    """The worker stays in its current cluster version.
+
+    The version on which the members had agreed was abandoned before any worker adopted it.
+    """
 
 
 class Leaving(Message):
-    """The cluster will continue without the worker named in the leave request."""
+    """The cluster will continue without the worker that the leave request named."""
 
 
 class CoresFixed(Message):
-    """The number of cores that each worker has; 0: the launcher doesn't pin workers."""
+    """The number of cores per worker is fixed. `each`: the number, or 0 if the launcher doesn't pin workers."""
 
     each: Number
 
 
 class Noted(Message):
-    """The broker has read the report."""
+    """The broker has read the worker's message, which needs no other answer."""
 
 
 class Store(Message):
-    """Whether the requested model store exists, or whether the broker keeps the submitted one.
+    """The answer to a submitted or requested model store.
 
-    If a requested store exists, the message carries its file descriptor.
+    `found`: for a request, whether the model store exists; for a submission, whether the broker keeps the model store.
+    If a requested model store exists, the message carries its file descriptor.
     """
 
     found: bool
 
 
 class JobEnds(Message):
-    """The job is about to end by this signal. The worker gets the signal after its checkpoint."""
+    """The job is about to end because of signal `number`. The worker gets the signal after its checkpoint."""
 
     number: SignalNumber
 
 
 class Waiting(Message):
-    """The launcher is waiting for the job's store. The time limit of the request starts again now."""
+    """The launcher is waiting for the job's store, so the time limit of the worker's request starts again now."""
 
 
 ToJobBroker = Union[SlotRequest, StandbyRequest, LeaveRequest, FixCores, Expect, ProgramEnded]
@@ -374,8 +391,9 @@ FromBroker = Union[FromJobBroker, Store, JobEnds, Waiting]
 class Agent(Message):
     """A host asks to take part in the job.
 
-    `command`: the command that the host would run; a joining host sends none. `slots`: the slots of a host that joins a
-    running job. `report`: the host's report to the next controller of a running job.
+    `command`: the command that the host's launcher was given. A host that joins a running job sends none. `slots`: the
+    number of slots of a host that joins a running job. `report`: the state of a host that already takes part in the
+    job, for a new controller.
     """
 
     registration: Registration
@@ -385,7 +403,7 @@ class Agent(Message):
 
 
 class Ask(Message):
-    """A host that is about to join requests the job's terms."""
+    """A host that wants to join the running job asks for the job's terms."""
 
     host: Word
     slots: Slots
@@ -394,9 +412,9 @@ class Ask(Message):
 
 
 class WaitingController(Message):
-    """A launcher that waits for other hosts, as the head node, asks one of them for its state.
+    """The head node waits for the other hosts, and asks one of them what it is doing.
 
-    `hosts`: the caller's -H.
+    `host`: the name of the head node. `hosts`: its value of -H.
     """
 
     host: Word
@@ -404,9 +422,10 @@ class WaitingController(Message):
 
 
 class TransportConnection(Message):
-    """A connection for the inter-host transport of a version.
+    """A host opens a connection for the inter-host transport of a cluster version.
 
-    `host` opens it as connection `number` in this `attempt` to set up the transport.
+    `host`: the host that opens the connection. `attempt`: the number of this attempt to create the transport. `number`:
+    the number of the connection among those that `host` opens to the receiver.
     """
 
     job: Word
@@ -417,11 +436,11 @@ class TransportConnection(Message):
 
 
 class Registered(Message):
-    """The host takes part in the job.
+    """From now on, the host takes part in the job.
 
-    `secret`: the secret of the job's brokers and config server, under -no-secret. `look_s`: the interval in seconds at
-    which the host reports its heartbeats. `lease`: the revision at which the controller acquired the lease, if the
-    controller can move. `warning`: a warning for the user.
+    `secret`: the secret of the job's brokers and config server. It is sent only under -no-secret. `look_s`: the
+    interval in seconds at which the host reports its workers' heartbeats. `lease`: the etcd revision at which the
+    controller acquired its lease, or null if no other host can take over. `warning`: a warning for the user.
     """
 
     job: Word
@@ -432,13 +451,16 @@ class Registered(Message):
 
 
 class RegistrationRejected(Message):
-    """Why the host can't take part in the job or join it."""
+    """The host can't take part in the job. `reason`: why not."""
 
     reason: Sentence
 
 
 class Terms(Message):
-    """The job's terms, for a host that joins. `flags`: keyed by option name. `left_s`: the time left of -timeout."""
+    """The job's terms, for a host that wants to join.
+
+    `flags`: the values of the job's flags, by option name. `left_s`: the number of seconds until the job's -timeout.
+    """
 
     command: Command
     hosts: Annotated[list[tuple[Word, Optional[Slots]]], Meta(max_length=_MOST_HOSTS)]
@@ -446,17 +468,18 @@ class Terms(Message):
     most: Optional[Number]
     placement: Literal["even", "fill"]
     ports: Optional[tuple[Number, Number]]
-    # No fixed tuple beside types with limits in a union: msgspec 0.20 to 0.22 crash at the next garbage collection.
+    # A union must not contain both a tuple of fixed length and types with limits. Otherwise, msgspec 0.20 to 0.22 crash
+    # at the next garbage collection.
     flags: Annotated[dict[Word, Union[None, bool, int, float, Word]], Meta(max_length=1024)]
     left_s: Optional[float]
 
 
 class Calls(Message):
-    """What a host is doing, in answer to a waiting controller.
+    """What a host is doing, as the answer to a waiting controller.
 
-    `hosts`: the host's -H. `calls`: the controller that the host calls. `for_s`: the seconds for which it has been
-    calling. `waits`: true if the host itself waits as the controller. `in_a_job`: true if the host already takes part
-    in a job.
+    `hosts`: the host's value of -H. `calls`: the host that it calls as the controller. `for_s`: the seconds for which
+    it has been calling. `waits`: true if the host itself waits for other hosts as the head node. `in_a_job`: true if
+    the host already takes part in a job.
     """
 
     hosts: Sentence
@@ -467,7 +490,7 @@ class Calls(Message):
 
 
 class Connected(Message):
-    """From now on the connection belongs to the inter-host transport."""
+    """The host accepts the connection, which belongs to the inter-host transport from now on."""
 
 
 # ---- orders of the controller ----
@@ -476,11 +499,12 @@ class Connected(Message):
 class Launch(Message, frozen=True):  # type: ignore[misc]
     """Start a process.
 
-    `key`: the key of the process between launcher and supervisor, unique in the job. `rank`: the rank before its
-    output lines, and their colour. `held`: its output isn't shown until `assign`. `environment`: changes to the
-    environment of the host's launcher; null removes a variable. `cores`: the cores that the process may run on;
-    empty: all. `threads`: the number of OpenMP threads, unless the user sets it. `device`: the index among the
-    host's devices. `needs`: the start is rejected unless the host has memory for this many workers.
+    `key`: the number that identifies the process in the job. `rank`: the rank that is printed before the process's
+    output lines, and that determines their colour. `held`: true if the host shows no output of the process before it
+    gets `assign`. `environment`: the differences from the environment of the host's launcher. The value null removes a
+    variable. `cores`: the cores that the process may run on. An empty list means all cores. `threads`: the number of
+    OpenMP threads, unless the user sets it. `device`: the index of the process's device among the host's devices.
+    `needs`: the host starts the process only if it has memory for this many workers.
     """
 
     key: Count
@@ -496,27 +520,30 @@ class Launch(Message, frozen=True):  # type: ignore[misc]
 
 
 class Signal(Message):
-    """Send a signal to the process group of a worker; null: to those of all workers of the host."""
+    """Send signal `number` to the process group of a worker.
+
+    `key`: the key of the worker's process. If it is null, send the signal to all workers on the host.
+    """
 
     number: SignalNumber
     key: Optional[Count] = None
 
 
 class Checkpoint(Message):
-    """The job is about to end by this signal. The workers that write checkpoints write one now."""
+    """The job is about to end because of signal `number`. Each worker that uses checkpoints writes one now."""
 
     number: SignalNumber
 
 
 class Pin(Message):
-    """Move a worker to these cores."""
+    """Move all threads of a worker to the given cores."""
 
     key: Count
     cores: Cores
 
 
 class Assign(Message):
-    """A standby gets this slot. Its output is shown from now on."""
+    """A standby gets the slot of peer ID `peer`. From now on, the host shows the standby's output."""
 
     key: Count
     peer: Peer
@@ -531,7 +558,10 @@ class Stack(Message):
 
 
 class Make(Message):
-    """Create this host's part of a version. `recovers`: true if members continue without failed workers."""
+    """Create this host's part of a cluster version's shared memory and transports.
+
+    `recovers`: true if members continue without failed workers.
+    """
 
     attempt: Count
     cluster: ClusterPart
@@ -539,15 +569,17 @@ class Make(Message):
 
 
 class Close(Message):
-    """Close this host's part of a version."""
+    """Close this host's part of a cluster version's shared memory and transports."""
 
     version: Count
 
 
 class Lost(Message):
-    """A rank has failed.
+    """Rank `rank` of cluster version `version` has failed.
 
-    The host records the failure in the version's control block, and in its segment if the rank ran on this host.
+    The host records the failure in the version's control block. If the rank ran on this host, it also records the
+    failure in the version's segment. `recover`: true if the other members continue without the rank. `reaped`: true if
+    the process has exited and has been reaped.
     """
 
     version: Count
@@ -558,21 +590,24 @@ class Lost(Message):
 
 
 class VersionPrepared(Message):
-    """The members of `version` may adopt version `newer`."""
+    """The members of cluster version `version` may adopt cluster version `newer`."""
 
     version: Count
     newer: Count
 
 
 class Sync(Message):
-    """The workers of all hosts have requested this many sync points."""
+    """The workers of cluster version `version` have requested `number` sync points in total, on all hosts together."""
 
     version: Count
     number: Count
 
 
 class Ending(Message):
-    """A stuck rank is about to be ended, or won't be after all. The other ranks keep waiting meanwhile."""
+    """The controller is about to end a stuck rank, or, if `ending` is false, won't end it after all.
+
+    While the controller is about to end the rank, the ranks that wait for it don't time out.
+    """
 
     version: Count
     rank: Rank
@@ -580,48 +615,53 @@ class Ending(Message):
 
 
 class LoseHost(Message):
-    """The inter-host transport of the version continues without this host."""
+    """The inter-host transport of cluster version `version` continues without host `host`, which is lost."""
 
     version: Count
     host: Word
 
 
 class Answer(Message):
-    """The answer to a request of a worker on this host; null: no answer. The host adds the file descriptors."""
+    """The answer to request `number` from a worker on this host. The host adds the file descriptors to the answer.
+
+    `message`: the answer, or null if the worker gets no answer.
+    """
 
     number: Count
     message: Optional[FromJobBroker]
 
 
 class JobStatus(Message):
-    """The job's status, for a caller on the host. The caller validates it (`documents.STATUS`)."""
+    """The job's status, for a process on the host that has asked for it. That process validates the status."""
 
     number: Count
     job: dict[str, Any]
 
 
 class NewLease(Message):
-    """The controller has acquired the expired lease again, at this revision."""
+    """The controller's lease had expired, and the controller has acquired it again at etcd revision `since`."""
 
     since: Count
 
 
 class WatchActivity(Message):
-    """While `watched` is true, the host sends `activity` once a second, because a dashboard shows it."""
+    """If `watched` is true, the host sends `activity` once per second from now on, because a dashboard shows it."""
 
     watched: bool
 
 
 class Hold(Message):
-    """While `held` is true, the workers' deadlines are suspended."""
+    """If `held` is true, the workers' deadlines are suspended until the next `hold` message."""
 
     held: bool
 
 
 class End(Message):
-    """The job has ended, or this host has `left` the job. Carries the exit code and the last message.
+    """The host's launcher has to exit, because the job has ended or goes on without this host.
 
-    `failed`: the key of the process whose failure ends the job, of which its host shows the last lines.
+    `code`: the launcher's exit code. `words`: the last message that the launcher prints. `left`: true if this host has
+    left the job. `failed`: the key of the process whose failure ends the job. The host of that process shows the last
+    lines of its output.
     """
 
     code: Code
@@ -631,21 +671,25 @@ class End(Message):
 
 
 class Beat(Message):
-    """A heartbeat, sent by both ends: the sender is running."""
+    """A heartbeat, which shows that the sender is running. Both ends of a connection send heartbeats."""
 
 
 # ---- reports of a host ----
 
 
 class Started(Message):
-    """A process has started."""
+    """The host has started a process."""
 
     key: Count
     pid: Pid
 
 
 class Exited(Message):
-    """A process has exited. `code`: negative for a signal. `error`: set if it never ran. `gave_up`: as in `looked`."""
+    """A process has exited.
+
+    `code`: the exit code, or the negative number of the signal that killed the process. `error`: why the process never
+    ran, or "" if it ran. `gave_up`: see `looked`.
+    """
 
     key: Count
     code: Code
@@ -654,22 +698,25 @@ class Exited(Message):
 
 
 class Checkpointed(Message):
-    """No worker of the host is still writing a checkpoint before the job ends."""
+    """All workers on the host that had to write a checkpoint before the job ends have written it."""
 
 
 class NoMemory(Message):
-    """A standby isn't started because the host lacks memory."""
+    """The host hasn't started a standby, because it has too little memory."""
 
     key: Count
     why: Sentence
 
 
 class Guardless(Message):
-    """The host's supervisor has ended, and its workers have ended with it."""
+    """The host's supervisor process has ended, and all workers on the host have ended with it."""
 
 
 class Made(Message):
-    """The host has created its part of a version, or reports why it can't."""
+    """The host has created its part of a cluster version's shared memory and transports, or reports why it can't.
+
+    `error`: the reason, or "" if the host has created its part.
+    """
 
     version: Count
     attempt: Count
@@ -677,26 +724,29 @@ class Made(Message):
 
 
 class Asks(Message):
-    """A request of a worker."""
+    """The host forwards a request from one of its workers. `number`: the number of the request on the host."""
 
     number: Count
     message: ToJobBroker
 
 
 class HungUp(Message):
-    """The worker that sent this request has ended."""
+    """The worker that sent request `number` has closed its connection, so it needs no answer."""
 
     number: Count
 
 
 class Looked(Message):
-    """What the host observes of its workers.
+    """What the host has observed about its workers.
 
-    Per version and rank: `beats`: heartbeats; `gave_up`: why a rank can't continue; `progress`: the step, the seconds
-    that a step takes, and the seconds since the last step. `awaited`: per version, which rank sleeps while it waits for
-    which rank (-1: the inter-host transport), and whether the wait is overdue. `stopped` and `starved`: the keys of
-    processes that are stopped, and of processes that get no core. `now`: the host's clock. `cores`: the cores that the
-    job currently has on the host. `taken`: those of `cores` on which the user's other jobs run.
+    `now`: the time on the host's clock. These fields are objects by cluster version and rank: `beats` contains
+    heartbeats, and `gave_up` says why a rank can't continue. `progress` contains a rank's last step, the seconds that a
+    step takes, and the seconds since the last step.
+
+    `awaited`: for each version, a list of waits. A wait contains the rank that sleeps, the rank for which it waits, and
+    whether the wait is overdue. The rank -1 stands for the inter-host transport. `stopped`: the keys of processes that
+    a signal has stopped. `starved`: the keys of processes that get no core. `cores`: the cores that the job currently
+    has on the host. `taken`: the cores among them on which the user's other jobs run.
     """
 
     now: float
@@ -711,7 +761,10 @@ class Looked(Message):
 
 
 class Activity(Message):
-    """What the host's workers do at this moment, per version and rank, and the resident memory of each process."""
+    """What the workers on the host are doing at this moment.
+
+    `doing`: the activity, by cluster version and rank. `memory`: the resident memory of each process in bytes, by key.
+    """
 
     doing: dict[Count, dict[Rank, Doing]]
     memory: Annotated[dict[Count, Count], Meta(max_length=_MOST_PROCESSES)]
@@ -724,14 +777,17 @@ class StatusQuestion(Message):
 
 
 class Syncs(Message):
-    """The workers of the host have requested this many sync points."""
+    """The workers on the host have requested `number` sync points in cluster version `version`."""
 
     version: Count
     number: Count
 
 
 class Unreachable(Message):
-    """The inter-host transport of the version no longer reaches this host, and why."""
+    """The sender's inter-host transport for cluster version `version` no longer reaches host `host`.
+
+    `why`: the reason.
+    """
 
     version: Count
     host: Word
@@ -739,25 +795,31 @@ class Unreachable(Message):
 
 
 class TransportFailed(Message):
-    """Why the inter-host transport of the version has failed."""
+    """The sender's inter-host transport for cluster version `version` has failed. `why`: the reason."""
 
     version: Count
     why: Sentence
 
 
 class Interrupted(Message):
-    """The host's launcher got a signal that ends the job. `again`: a further signal; the job ends at once."""
+    """The host's launcher got signal `number`, which ends the job.
+
+    `again`: true if this is a second signal, after which the job ends at once.
+    """
 
     number: SignalNumber
     again: bool = False
 
 
 class Leave(Message):
-    """The host's launcher got a SIGTERM, and the job runs with -w: the host leaves."""
+    """The host's launcher got a SIGTERM in a job that runs with -w, so the host wants to leave the job."""
 
 
 class Ends(Message):
-    """The host ends on its own, and why: it has received nothing for -host-timeout."""
+    """The host ends its workers and exits, because it has received no message for -host-timeout.
+
+    `why`: the reason as text.
+    """
 
     why: Sentence
 
