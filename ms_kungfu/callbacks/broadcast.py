@@ -1,4 +1,4 @@
-"""Start all workers from one worker's parameters."""
+"""Start training on all workers with one worker's parameters."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ms_kungfu.trained.inventory import collect_parameters
 
 
 def sync_net_parameters(net: Any, root: int = 0) -> None:
-    """Copy the Parameters of the root rank into the Parameters of every worker, in place.
+    """Copy the root rank's Parameters into every worker's Parameters, in place.
 
-    The function is collective and idempotent. It returns at once at a worker that joins a job whose
-    other workers use `KungFuElasticCallback` or `ElasticTraining`. That worker receives the whole
-    training state later.
+    All workers must call the function. A second call changes nothing. If the other workers use
+    `KungFuElasticCallback` or `ElasticTraining`, the function returns at once on a joining worker,
+    which receives the whole training state later.
 
     Args:
         net: a cell, an optimizer or a list of Parameters.
         root: the rank whose Parameters are sent.
 
     Raises:
-        ValueError: if `root` isn't a rank of the cluster.
+        ValueError: `root` isn't a rank in the cluster.
     """
     root = _checked(root)
     if not is_behind():
@@ -33,16 +33,17 @@ def sync_net_parameters(net: Any, root: int = 0) -> None:
 
 
 class BroadcastCallback(Callback):
-    """Start training at every worker from the weights and optimizer state of `root`.
+    """Start training on every worker with the weights and the optimizer state of `root`.
 
-    Use it in clusters that don't change. Next to a `KungFuElasticCallback`, it affects only the workers
-    of the first cluster: the `KungFuElasticCallback` sends the state to joining workers.
+    Use it in clusters that don't change. If the program also uses a `KungFuElasticCallback`, this
+    callback affects only the workers with which the job starts. Joining workers receive the state from
+    the `KungFuElasticCallback`.
 
     Args:
         root: the rank whose state is sent.
 
     Raises:
-        ValueError: if `root` isn't a rank of the cluster.
+        ValueError: `root` isn't a rank in the cluster.
     """
 
     def __init__(self, root: int = 0) -> None:
@@ -56,7 +57,8 @@ class BroadcastCallback(Callback):
             run_context: the context that MindSpore passes.
         """
         params = run_context.original_args()
-        # A deferred worker joins in the elastic callback, once it is ready to train, and receives all state there.
+        # If this worker's joining is deferred, it joins in the elastic callback when it is ready to train, and receives
+        # all state there.
         joins_later = membership.is_deferred() and any(
             isinstance(c, KungFuElasticCallback) for c in params.list_callback
         )

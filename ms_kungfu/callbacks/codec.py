@@ -1,4 +1,7 @@
-"""Encode tensors, arrays and plain values as JSON, and decode them: exactly, and without code in the data."""
+"""Encode tensors, arrays and plain values as JSON, and decode them.
+
+The decoded values equal the originals exactly. The data contains no code that is run when it is decoded.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ _DICT = "dict"
 
 
 def pack(value: Any) -> Any:
-    """Return `value` as JSON.
+    """Return `value` in a form that can be written as JSON.
 
-    TypeError if `value` is or contains an object that isn't data, such as a function, a cell or a lock.
+    Raises:
+        TypeError: `value` is or contains an object that isn't data, such as a function, a cell or a lock.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -24,11 +28,11 @@ def pack(value: Any) -> Any:
         return [pack(item) for item in value]
     if isinstance(value, tuple):
         return {_TUPLE: [pack(item) for item in value]}
-    if isinstance(value, dict):  # as pairs, because JSON's keys are strings
+    if isinstance(value, dict):  # encoded as pairs, because JSON's keys must be strings
         return {_DICT: [[pack(key), pack(item)] for key, item in value.items()]}
     if isinstance(value, ms.Tensor):
         kind = "parameter" if isinstance(value, ms.Parameter) else "tensor"
-        # NumPy has no bfloat16, and float32 has all of its values.
+        # NumPy has no bfloat16, but float32 can represent all of its values.
         array = value.astype(ms.float32).asnumpy() if value.dtype == ms.bfloat16 else value.asnumpy()
         told = {"dtype": str(value.dtype), "name": value.name if kind == "parameter" else ""}
     elif isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:

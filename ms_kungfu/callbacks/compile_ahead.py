@@ -1,16 +1,16 @@
-"""Compile the shapes that a change of the cluster will bring, before the change.
+"""Compile the training step for the batch shapes that are needed after a change of the cluster, before the change.
 
-In GRAPH mode MindSpore compiles a step for each batch shape. Without shards a change gives each worker another share of
-the global batch, so all workers would wait for the compilation. Therefore a worker compiles after its first step, or
-before it joins:
+In GRAPH mode, MindSpore compiles the step for each batch shape. Without shards, the number of samples that a worker
+trains per step changes with the cluster's size. All workers would then wait for the compilation. So a worker compiles
+the step for these numbers of samples, after its first step or before it joins:
 
-- its share at each size of the schedule. Training needs these shapes anyway, so this moves time from the changes to the
-  start.
-- its shares after a failure, also in the last steps of an epoch, as long as all of these compilations of the process
-  together take less than ``KUNGFU_COMPILE_AHEAD`` seconds. Whether a worker will fail is unknown, so a large network
-  isn't worth this time.
+- Its numbers of samples at each size in the schedule. Training needs these shapes in any case, so this only moves the
+  time for compilations from the cluster changes to the start.
+- Its numbers of samples after another worker has failed, including those in the last steps of an epoch. The process
+  compiles for failures as long as these compilations together take less than ``KUNGFU_COMPILE_AHEAD`` seconds. For a
+  large network they take longer, which isn't worthwhile, because possibly no worker ever fails.
 
-Each worker decides alone. A worker whose shape isn't compiled compiles it at the change.
+Each worker decides on its own. If a shape hasn't been compiled before a change, the worker compiles it at the change.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _log = logging.getLogger(__name__)
 
 
 class CompileAhead:
-    """Compile the shapes of one training at one worker, once.
+    """Compile the step for later batch shapes, once for each call of the training loop on this worker.
 
     Args:
-        schedule: the schedule of the training.
-        wait: whether the other workers wait at a step of the schedule for a worker that joins.
+        schedule: the schedule of cluster sizes.
+        wait: whether the other workers wait at a step in the schedule until a joining worker is ready.
     """
 
     spent = 0.0
-    """Seconds that this process has compiled for failures, for all of its networks."""
+    """How many seconds this process has compiled for failures, over all of its networks."""
 
     def __init__(self, schedule: Schedule | None, wait: bool) -> None:
         self._schedule, self._wait = entries(schedule), wait
@@ -48,25 +48,30 @@ class CompileAhead:
         self._began = 0.0
 
     def begin(self) -> None:
-        """Begin to measure the first step."""
+        """Begin to measure how long the first step takes."""
         self._began = membership.monotonic()
 
     def after_step(self, params: Any, step: int) -> None:
-        """Compile after the first step of a call. `params` are MindSpore's, before the next cluster change."""
+        """Compile after the first step of a call of ``Model.train``, before the cluster changes.
+
+        `params` are the parameters that MindSpore passes to callbacks.
+        """
         if self._is_done or not compiled.graph_mode():
             return
         seconds = membership.monotonic() - self._began
         self.compile(params.train_network, params.train_dataset, params.train_dataset_element, seconds, step)
 
     def compile(self, network: Any, dataset: Any, columns: Sequence[Any], seconds: float, step: int = 0) -> None:
-        """Compile `network` for the shapes that may follow `step`, unless that has been done. Not collective.
+        """Compile `network` for the shapes that may be needed after `step`. Only the first call has an effect.
+
+        Each worker calls this on its own.
 
         Args:
             network: the training network.
-            dataset: the dataset that is trained.
-            columns: the columns of a full batch at the present size.
-            seconds: how long compiling one shape takes, as far as it is known.
-            step: the number of trained steps.
+            dataset: the training dataset.
+            columns: the columns of a full batch at the present cluster size.
+            seconds: how long the compilation for one shape takes, as far as it is known.
+            step: the number of steps that have been trained.
         """
         if self._is_done or not compiled.graph_mode():
             return
@@ -90,12 +95,12 @@ class CompileAhead:
 
     @staticmethod
     def _compile(network: Any, columns: Sequence[Any], rows: int) -> float:
-        """Compile for batches of `rows` samples. Return the seconds that this took."""
+        """Compile `network` for batches of `rows` samples. Return how many seconds this took."""
         began, present = membership.monotonic(), columns[0].shape[0]
         shapes = [(rows, *c.shape[1:]) if c.shape[:1] == (present,) else c.shape for c in columns]
         try:
             network.compile(*(ms.Tensor(np.zeros(shape), c.dtype) for shape, c in zip(shapes, columns)))
-        except Exception as error:  # whatever MindSpore's compiler raises; a step with this shape would raise it, too
+        except Exception as error:  # any error of MindSpore's compiler; a step with this shape would raise it, too
             _log.debug('compiled ahead: batch=%d error="%s"', rows, str(error).partition("\n")[0])
         took = membership.monotonic() - began
         _log.debug("compiled ahead: batch=%d seconds=%.2f", rows, took)
@@ -103,14 +108,14 @@ class CompileAhead:
 
 
 def _lengths_after_a_failure(data: Mapping[str, Any], batch: int, size: int) -> list[int]:
-    """Return the lengths of an epoch's last steps that are shorter than `batch`, after one of `size` workers failed.
+    """Return the numbers of samples in steps that have fewer samples than `batch`, after one of `size` workers failed.
 
-    The failed worker's share is trained at the end of the epoch, unless its last step was complete. In the next epochs
-    there is no such share.
+    Such steps are at the end of an epoch. If the failed worker hadn't completed its last step, its samples in that step
+    are trained at the end of the same epoch. Later epochs have no such samples.
     """
     found = []
     for more in (_share(batch, 0, size), _share(batch, size - 1, size), 0):
-        left = 2 * batch + (data["samples"] + more) % batch  # the steps before these are full
+        left = 2 * batch + (data["samples"] + more) % batch  # all earlier steps are full
         while length := sharding.step_length(left, batch, data["drop_remainder"]):
             left -= length
             found += [length] if length < batch else []
@@ -118,12 +123,12 @@ def _lengths_after_a_failure(data: Mapping[str, Any], batch: int, size: int) -> 
 
 
 def _share(batch: int, place: int, workers: int) -> int:
-    """Return the number of samples of a full step that the worker at `place` of `workers` trains."""
-    return max(sharding.count([sharding.block(batch, place, workers)]), 1)  # one without a share repeats a sample
+    """Return how many of the `batch` samples in a step are trained by worker number `place` of `workers` workers."""
+    return max(sharding.count([sharding.block(batch, place, workers)]), 1)  # a worker without samples repeats a sample
 
 
 def _new(shares: Iterable[int], known: set[int]) -> list[int]:
-    """Return the shares that aren't in `known`, each once, and add them to it."""
+    """Return the numbers in `shares` that aren't in `known`, each once, and add them to `known`."""
     found = [rows for rows in dict.fromkeys(shares) if rows not in known]
     known.update(found)
     return found

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class KungFuElasticCallback(Callback):
-    """Resize the cluster by a schedule or by the config server's cluster, during ``Model.train``.
+    """Resize the cluster during ``Model.train``, by a schedule or by the config server's cluster.
 
     The docstring of `ms_kungfu.callbacks` describes joining and leaving workers, other callbacks
     and evaluation. Use an `ElasticDataset` as the training dataset. Sink mode is rejected.
@@ -50,16 +50,18 @@ class KungFuElasticCallback(Callback):
     Args:
         schedule, wait, components, lr_rule, averaged: see `ElasticTraining`.
         checkpoint_dir, checkpoint_every, keep_checkpoints, resume: see `ElasticTraining`.
-        global_batch_size: the constant number of samples in a step, over all workers. It replaces
-            the global batch size of the trained `ElasticDataset`.
-        policy: one `Policy` or several: docs/policies.md.
-        monitor: a `Monitor` that measures the steps: docs/monitoring.md.
+        global_batch_size: the number of samples in a step, over all workers, at any cluster size. It
+            replaces the global batch size of the training dataset, which must be an `ElasticDataset`.
+        policy: one `Policy` or several (docs/policies.md).
+        monitor: a `Monitor` that measures the steps (docs/monitoring.md).
         evict: a function that evicts workers for a policy. By default the launcher evicts them.
-        asynchronous: see `ElasticTraining`. With None the optimizer decides.
+        asynchronous: see `ElasticTraining`. With None, the optimizer determines whether training is
+            asynchronous.
 
     Raises:
-        ValueError: before any communication, for arguments out of range or that exclude each other.
-        TypeError: for an argument of another type.
+        ValueError: an argument is out of range, or two arguments exclude each other. The error is
+            raised before any communication.
+        TypeError: an argument has the wrong type.
     """
 
     _writes: Callable[[], bool] | None = None  # see `Others`
@@ -92,10 +94,11 @@ class KungFuElasticCallback(Callback):
         self._batch_given_to: ElasticDataset | None = None
         if global_batch_size is not None:
             at_least(1, global_batch_size, "global_batch_size")
-        self._epochs_before = self._last_step = self._steps = 0  # _steps: in an epoch of an ordinary dataset
-        self._epoch_ended = False  # whether an epoch has ended since MindSpore's loop last asked whether to stop
+        # `_steps` is the number of steps in an epoch of an ordinary dataset.
+        self._epochs_before = self._last_step = self._steps = 0
+        self._epoch_ended = False  # whether an epoch has ended since MindSpore's loop last checked whether to stop
         self._others: Others | None = None
-        self._bound: list[ExitStack] = []  # each restores the methods of a model that is running with this callback
+        self._bound: list[ExitStack] = []  # each restores the methods of a model that runs with this callback
         self._sharded: ShardedTraining | None = None
         self._compile_ahead = CompileAhead(self._options.as_run().schedule, wait)
         self._outputs = EpochOutputs()
@@ -103,11 +106,12 @@ class KungFuElasticCallback(Callback):
         """The `ElasticTraining` of this callback; None before training begins."""
 
     def __enter__(self) -> KungFuElasticCallback:
-        # No callback can replace the evaluation after an epoch, so the model's methods are replaced during its call.
+        # A callback has no hook that could replace the evaluation after an epoch. So the model's methods are replaced
+        # while `Model.train` runs.
         model, call = _calling()
         trains = call == "_train"
         evaluate = evaluation.alone if trains else partial(evaluation.together, self.training)
-        # Also replace evaluation in sink mode, because it hides the batches.
+        # The method for sink mode is also replaced, because sink mode hides the batches.
         own: dict[str, Callable[..., Any]] = {"_eval_process": evaluate, "_eval_dataset_sink_process": evaluate}
         if trains:
             own.update(_exec_preprocess=self._exec_preprocess, _eval_during_train=self._eval_during_train)
@@ -123,7 +127,7 @@ class KungFuElasticCallback(Callback):
             self._sharded = None
 
     def __exit__(self, *error: object) -> None:
-        if len(self._bound) <= 1:  # not after an evaluation inside Model.fit
+        if len(self._bound) <= 1:  # the end of an evaluation inside Model.fit isn't the end of training
             self._end_sharded()
         if not self._bound:
             return
@@ -132,15 +136,16 @@ class KungFuElasticCallback(Callback):
             self._others.unhook()
 
     def on_train_begin(self, run_context: Any) -> None:
-        """Join the job, receive the state at a joining worker, and start training; MindSpore calls this.
+        """Join the job, receive the training state on a joining worker, and start training.
 
         Args:
             run_context: the context that MindSpore passes.
 
         Raises:
-            ValueError: for sink mode, and for options that require an `ElasticDataset`.
-            RuntimeError: at a worker that joins without an `ElasticDataset`, while the others are
-                in a later call of ``Model.train``.
+            ValueError: sink mode is on, or an option requires an `ElasticDataset` but the dataset is
+                another one.
+            RuntimeError: this worker joins without an `ElasticDataset` while the other workers are in a
+                later call of ``Model.train``.
         """
         params = run_context.original_args()
         if params.get("dataset_sink_mode") or _sink_mode_asked_for():
@@ -152,7 +157,7 @@ class KungFuElasticCallback(Callback):
         if not elastic_data:
             _refuse_ordinary(type(params.train_dataset).__name__, self._global_batch_size, self._options.resume)
         elif self._global_batch_size is not None and self._batch_given_to is not params.train_dataset:
-            # Set it only once: later a policy or the received state may change it.
+            # The size is set only once per dataset, because a policy or the received state may change it later.
             params.train_dataset.global_batch_size = self._global_batch_size
             self._batch_given_to = params.train_dataset
         before = self.training
@@ -167,7 +172,7 @@ class KungFuElasticCallback(Callback):
             loss_scale_manager=params.get("loss_scale_mananger"),  # as MindSpore spells it
             total_samples=params.epoch_num * params.train_dataset.total_samples if elastic_data else None,
         )
-        self._options = replace(self._options, monitor=training.monitor)  # continues in the next call
+        self._options = replace(self._options, monitor=training.monitor)  # the next call uses the same monitor
         if training.monitor is not None:
             connect_summary(training.monitor, params)
         first = runtime.current_rank() == 0
@@ -208,7 +213,7 @@ class KungFuElasticCallback(Callback):
         self._compile_ahead.begin()
 
     def _prepare(self, params: Any) -> Callable[[], None]:
-        """Return a function that compiles the first step."""
+        """Return a function that compiles the first training step."""
         data = params.train_dataset
         if not isinstance(data, ElasticDataset) or data.shards is None:
             return partial(compile_step, params.train_network, data, self._compile_ahead)
@@ -217,7 +222,11 @@ class KungFuElasticCallback(Callback):
         return partial(self._sharded.step.compile, data)
 
     def on_train_epoch_begin(self, run_context: Any) -> None:
-        """Notify the policies that an epoch begins; MindSpore passes `run_context`."""
+        """Notify the policies that an epoch begins.
+
+        Args:
+            run_context: the context that MindSpore passes.
+        """
         params = run_context.original_args()
         params.cur_epoch_num += self._epochs_before
         _tell_steps_of_epoch(params, self._steps)
@@ -227,12 +236,16 @@ class KungFuElasticCallback(Callback):
             self.training.epoch_begin()
 
     def on_train_step_begin(self, run_context: Any) -> None:
-        """Begin a step of an ordinary dataset; MindSpore passes `run_context`."""
+        """Begin a step if the dataset is an ordinary one.
+
+        Args:
+            run_context: the context that MindSpore passes.
+        """
         if self.training is not None and not _trains_elastic_data(run_context):
             self.training.step_begin()
 
     def on_train_step_end(self, run_context: Any) -> None:
-        """Count the step, and carry out a change of the cluster that is due.
+        """Count the step, and change the cluster if a change is due after this step.
 
         Args:
             run_context: the context that MindSpore passes.
@@ -254,40 +267,49 @@ class KungFuElasticCallback(Callback):
             self._others.warn_of_what_is_not_carried()
         if change.undone and self._others is not None:
             self._others.undone(params.cur_step_num)
-        # In asynchronous training, this worker may have advanced to the position of the furthest worker.
+        # In asynchronous training, a cluster change may have moved this worker to the position of the furthest worker.
         params.cur_step_num += training.step - step
         params.cur_epoch_num += training.epoch - epoch
         self._epochs_before += training.epoch - epoch
         _tell_steps_of_epoch(params, self._steps)
-        # With an ordinary dataset, a joining worker doesn't know at which step the others' epoch ends.
+        # With an ordinary dataset, a joining worker doesn't know at which step the other workers' epoch ends. So it
+        # stops by the number of the last step.
         if training.should_stop or (not _trains_elastic_data(run_context) and training.step >= self._last_step):
             RunContext.request_stop(run_context)
 
     def on_train_epoch_end(self, run_context: Any) -> None:
-        """Count the epoch, and stop after the last epoch; MindSpore passes `run_context`."""
+        """Count the epoch, and stop after the last epoch.
+
+        Args:
+            run_context: the context that MindSpore passes.
+        """
         training = self.training
         assert training is not None
         training.epoch_end()
-        # Ordinary epochs end at the same step at all workers only if this callback controls the model.
+        # With an ordinary dataset, epochs end at the same step on all workers only if this callback has replaced the
+        # model's methods.
         self._epoch_ended = _trains_elastic_data(run_context) or bool(self._bound)
-        # At a joining worker, Model.train counts epochs from its own start.
+        # On a joining worker, Model.train counts epochs from the moment at which this worker joined.
         if training.should_stop or training.epoch >= run_context.original_args().epoch_num:
             RunContext.request_stop(run_context)
 
     def on_train_end(self, run_context: Any) -> None:
-        """End the call of training, and average the moving statistics; MindSpore passes `run_context`."""
+        """End this call of ``Model.train``, and average the moving statistics over the workers.
+
+        `run_context`: the context that MindSpore passes.
+        """
         self._end_sharded()
         if self.training is not None:
             self.training.end()
-            # If each worker trains a separate model, the statistics belong to that model until the models are merged.
+            # If each worker trains its own model, the statistics belong to that model, so they aren't averaged.
             network = run_context.original_args().train_network
             if not self.training.asynchronous and not state_transfer.models_differ([network]):
                 self.training.average_statistics()
 
     def _exec_preprocess(self, model: Any, is_train: bool, dataset: Any, *arguments: Any, **options: Any) -> Any:
-        """Return iterators of the training data.
+        """Return the iterator over the training data, and the network.
 
-        For an ordinary dataset, each epoch has the same number of steps at all workers.
+        With an ordinary dataset, the iterator gives each epoch the same number of steps on all workers.
         """
         helper, network = Model._exec_preprocess(model, is_train, dataset, *arguments, **options)
         if is_train and not isinstance(dataset, ElasticDataset):
@@ -295,7 +317,7 @@ class KungFuElasticCallback(Callback):
         return helper, network
 
     def _eval_during_train(self, model: Any, valid_infos: Any, params: Any, callbacks: Any) -> None:
-        """Evaluate after the last step of an epoch."""
+        """Evaluate after an epoch, if this worker takes part in training."""
         training = self.training
         takes_part = training is not None and not runtime.detached() and not is_behind()
         self._outputs.end_epoch(training if takes_part else None, params)
@@ -303,29 +325,31 @@ class KungFuElasticCallback(Callback):
             Model._eval_during_train(model, valid_infos, params, callbacks)
 
     def _steps_left(self) -> int | None:
-        """Return the steps left in the current epoch of an ordinary dataset; None if workers are asynchronous."""
+        """Return how many steps are left in the current epoch of an ordinary dataset; None in asynchronous training."""
         training = self.training
         if training is None or training.asynchronous:
             return None
         return (training.epoch + 1) * self._steps - (training.step - training.first_step)
 
     def _agree_on_stops(self, run_context: Any) -> None:
-        """From now on, make a stop request of one worker stop all workers after the same step."""
+        """Change `run_context` so that a stop request from one worker stops all workers after the same step."""
         training = self.training
         assert training is not None
         self._epoch_ended = False
         if training.asynchronous:
-            return  # an asynchronous worker that has finished ends the call for all workers
+            return  # in asynchronous training, the first worker that finishes ends the call for all workers
 
         def get_stop_requested() -> bool:
-            # MindSpore's loop calls this after all callbacks have run. At the end of an epoch, a callback after this
-            # one may have requested a stop. The workers then stop at that epoch's end, not a step later.
+            # MindSpore's loop calls this after all callbacks have run. At the end of an epoch, a callback that follows
+            # this one may have requested a stop. So the workers agree here to stop at this epoch's end, not a step
+            # later.
             ended, self._epoch_ended = self._epoch_ended, False
             if ended and not RunContext.get_stop_requested(run_context) and training.agree_on_stop():
                 RunContext.request_stop(run_context)
             return bool(RunContext.get_stop_requested(run_context))
 
-        # Do this in a cluster of one, too: a worker that joins in this step would otherwise continue alone.
+        # This is also needed in a cluster of one worker. Without it, a worker that joins in this step would continue
+        # alone.
         run_context.request_stop, run_context.get_stop_requested = training.request_stop, get_stop_requested
 
     def _capture(self) -> dict[str, Any]:
@@ -339,7 +363,8 @@ class KungFuElasticCallback(Callback):
             return
         self._last_step, self._steps = captured["last_step"], captured["steps"]
         Others.received, Others.resumed = captured["callbacks"], not membership.is_joining()
-        # A joining worker receives the outputs at the epoch's end, from workers that ran the epoch's last step.
+        # A joining worker doesn't need them: it receives the outputs at the epoch's end, from a worker that ran the
+        # epoch's last step.
         self._outputs.kept = captured.get("outputs") if Others.resumed else None
 
 
@@ -348,7 +373,7 @@ def _trains_elastic_data(run_context: Any) -> bool:
 
 
 def _refuse_ordinary(kind: str, global_batch_size: int | None, resume: bool) -> None:
-    """Raise ValueError if an option requires an `ElasticDataset` and the dataset is an ordinary one."""
+    """Raise ValueError if one of the given options requires an `ElasticDataset`. The dataset is an ordinary one."""
     for option, is_given in {"global_batch_size": global_batch_size is not None, "resume": resume}.items():
         if is_given:
             raise ValueError(f"{option} requires an ElasticDataset, but train_dataset is a {kind}")
@@ -357,13 +382,13 @@ def _refuse_ordinary(kind: str, global_batch_size: int | None, resume: bool) -> 
 def _warn_of_ordinary(kind: str) -> None:
     _log.warning(
         "misuse: check=dataset type=%s. A resize doesn't partition this dataset again, and each worker trains all of "
-        "its samples unless the program shards it; pass ElasticDataset(train_dataset) to Model.train",
+        "the dataset's samples unless the program shards it; pass ElasticDataset(train_dataset) to Model.train",
         kind,
     )
 
 
 def _tell_steps_of_epoch(params: Any, steps: int) -> None:
-    """Set `batch_num`; for an ordinary dataset the value is `steps`."""
+    """Set `batch_num`. For an ordinary dataset its value is `steps`."""
     data = params.train_dataset
     is_elastic = isinstance(data, ElasticDataset)
     params.batch_num = _StepsOfEpoch(data.get_dataset_size(), params.cur_step_num - data.steps) if is_elastic else steps
@@ -372,9 +397,9 @@ def _tell_steps_of_epoch(params: Any, steps: int) -> None:
 class _StepsOfEpoch(int):
     """A `batch_num` for epochs with different numbers of steps.
 
-    MindSpore computes the step in the epoch as ``(cur_step_num - 1) % batch_num + 1``. With a plain
-    integer the result is wrong if earlier epochs had other numbers of steps, and a `ModelCheckpoint`
-    could overwrite files that it has written earlier in the same epoch.
+    MindSpore computes the number of a step within its epoch as ``(cur_step_num - 1) % batch_num + 1``. If
+    `batch_num` were a plain integer, the result would be wrong after epochs with other numbers of steps.
+    A `ModelCheckpoint` could then overwrite files that it has written earlier in the same epoch.
     """
 
     _before: int
@@ -389,7 +414,7 @@ class _StepsOfEpoch(int):
 
 
 class _AgreedSteps:
-    """Yield the batches of an ordinary dataset in epochs of `steps_left()` steps; repeat or cut the data to fit."""
+    """Yield `steps_left()` batches of an ordinary dataset per epoch, and repeat or skip batches for that."""
 
     def __init__(self, helper: Any, dataset: Any, steps_left: Callable[[], int | None]) -> None:
         self._batches, self._dataset, self._steps_left = helper, dataset, steps_left
@@ -404,7 +429,7 @@ class _AgreedSteps:
             empty = True
             for element in self._batches:
                 empty = False
-                if left > 0:  # always read the pipeline to the end of its own epoch
+                if left > 0:  # the other batches are only read, because the pipeline must reach the end of its epoch
                     left -= 1
                     yield element
             if empty and self._endless:
@@ -412,14 +437,15 @@ class _AgreedSteps:
                     "this worker's share of train_dataset has no batch; train with smaller batches or fewer workers"
                 )
             if left > 0:
-                # The first iterator ends after the number of trained epochs. Repeating a share needs more epochs.
+                # MindSpore's iterator has as many epochs as are trained. If the share is repeated, more are needed.
                 self._batches, self._endless = self._dataset.create_tuple_iterator(num_epochs=-1), True
 
 
 def compile_step(network: Any, dataset: Any, ahead: CompileAhead | None = None) -> None:
-    """Compile `network` for the first batch of `dataset` without running it, and for what is to be compiled `ahead`.
+    """Compile `network` for the first batch of `dataset`, without running it.
 
-    In PyNative mode the function does nothing, because there is no graph of the whole step.
+    If `ahead` is given, also compile the shapes that it selects. In PyNative mode the function does nothing, because
+    there is no graph of the whole step.
     """
     if ms.get_context("mode") != ms.GRAPH_MODE:
         return
@@ -432,15 +458,15 @@ def compile_step(network: Any, dataset: Any, ahead: CompileAhead | None = None) 
 
 
 def _agreed(steps: int) -> int:
-    """Return the lowest rank's `steps`; collective for the workers that begin together."""
+    """Return the lowest rank's `steps`. All workers that begin training together must call this."""
     runtime.init()
     if membership.is_joining() or runtime.current_cluster_size() == 1:
-        return steps  # a joining worker receives the number with the rest of the state
+        return steps  # a joining worker receives the number with the training state
     return int(state_transfer.from_lowest_rank(partial(broadcast_json, lambda: steps)))
 
 
 def _calling() -> tuple[Any, str]:
-    """Return the Model that is entering its callbacks, and the name of its method that does so."""
+    """Return the Model that enters this callback (`__enter__`), and the name of the Model's method that does this."""
     for frame, _ in walk_stack(sys._getframe()):
         if frame.f_globals.get("__name__") == Model.__module__ and isinstance(frame.f_locals.get("self"), Model):
             return frame.f_locals["self"], frame.f_code.co_name
@@ -450,8 +476,8 @@ def _calling() -> tuple[Any, str]:
 def _sink_mode_asked_for() -> bool:
     """Return whether ``Model.train`` was called with sink mode on.
 
-    On CPU, MindSpore ignores sink mode and reports to callbacks that it is off. The program should
-    already fail on CPU, not only when it moves to a device.
+    On CPU, MindSpore ignores sink mode and reports to callbacks that it is off. A program with sink mode
+    should fail on CPU already, and not only when it runs on a device.
     """
     for frame, _ in walk_stack(sys._getframe()):
         if frame.f_code.co_name == "_train" and frame.f_globals.get("__name__", "").startswith("mindspore."):

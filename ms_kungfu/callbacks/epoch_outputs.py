@@ -1,4 +1,4 @@
-"""Make `net_outputs` the same at all workers at the end of an epoch, even at a worker that had no step of the epoch."""
+"""Make `net_outputs` the same on all workers at the end of an epoch, even on a worker that ran no step of the epoch."""
 
 from __future__ import annotations
 
@@ -23,27 +23,31 @@ class EpochOutputs:
 
     def __init__(self) -> None:
         self.kept: Any = None
-        """The packed outputs of an epoch whose last step a checkpoint follows; otherwise None."""
+        """The packed outputs of an epoch's last step, if a checkpoint follows that step; None if not."""
 
     def keep(self, training: ElasticTraining, params: Any) -> None:
-        """Keep the outputs of an epoch's last step; collective, before a checkpoint after that step.
+        """Keep the outputs of an epoch's last step. All workers call this before a checkpoint after that step.
 
-        A worker that resumes from that checkpoint runs no step of the epoch, but its callbacks need the outputs.
+        A worker that resumes from the checkpoint runs no step of the epoch, but its callbacks need the outputs.
         """
         self.kept, data = None, params.train_dataset
         if training.asynchronous or not isinstance(data, ElasticDataset) or data.steps < data.get_dataset_size():
             return
         own = params.get("net_outputs")
         agree_on_outputs(params, batch_rows(params))
-        agreed, params.net_outputs = params.get("net_outputs"), own  # the other callbacks of this step use their own
-        # For example a sparse tensor: a worker that resumes at this step then skips the epoch's end.
+        agreed, params.net_outputs = params.get("net_outputs"), own  # the step's other callbacks use their own
+        # Some outputs can't be packed, for example sparse tensors. A worker that resumes here then skips the epoch's
+        # end.
         with suppress(TypeError):
             self.kept = pack(agreed)
 
     def end_epoch(self, training: ElasticTraining | None, params: Any) -> None:
-        """End an epoch; collective at a worker in synchronous training. `training` is None outside of training."""
+        """End an epoch. In synchronous training, all workers must call this.
+
+        `training`: None if this worker doesn't take part in training.
+        """
         if training is not None and params.get("net_outputs") is None and self.kept is not None:
-            params.net_outputs = unpack(self.kept)  # this worker has resumed after the epoch's last step
+            params.net_outputs = unpack(self.kept)  # this worker has resumed from a checkpoint after the last step
         self.kept = None
         if training is not None and not training.asynchronous:
             agree_on_outputs(params, batch_rows(params))
@@ -51,11 +55,11 @@ class EpochOutputs:
 
 
 def agree_on_outputs(params: Any, rows: int) -> None:
-    """Make `net_outputs` the same at all workers; collective, after the last step of an epoch.
+    """Make `net_outputs` the same on all workers. All workers must call this after the last step of an epoch.
 
     The loss is the only or the first output, and has one element. It becomes the mean over the workers, weighted by the
-    numbers of samples in their last batches. A worker that joined after the epoch's last step receives all outputs of
-    the lowest rank that ran that step. It receives None if all ranks that ran the step have failed.
+    number of samples in each worker's last batch. A worker that joined after the epoch's last step receives all outputs
+    of the lowest rank that ran this step. If all ranks that ran the step have failed, such a worker has no outputs.
     """
     outputs = params.get("net_outputs")
     first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
@@ -68,7 +72,7 @@ def agree_on_outputs(params: Any, rows: int) -> None:
             told_outputs = partial(broadcast_json, lambda: pack(outputs))
             received = state_transfer.from_lowest_rank(told_outputs, able=outputs is not None)
         except state_transfer.StateLostError:
-            return  # this worker has the training state, but continues without outputs of that step
+            return  # this worker has the training state, but continues without the outputs of the last step
         if outputs is None:
             outputs = params.net_outputs = unpack(received)
             first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs

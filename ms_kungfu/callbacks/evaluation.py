@@ -1,27 +1,27 @@
-"""Evaluate with all workers together, with the same metrics at each worker.
+"""Let all workers evaluate together, so that each worker gets the same metrics.
 
 Each worker evaluates a part of the batches, and the workers exchange the network's outputs. Then each worker updates
-its metrics with the outputs of all batches, in the same order. So every metric, built-in or custom, works unchanged,
-and its result has the same bits as with one worker. The exception is the mean loss of a `dealt` batch: it is computed
-from the losses of parts, so its rounding differs. Before the evaluation, the network's moving statistics are averaged
-over the workers.
+its metrics with the outputs of all batches, in the same order. So each built-in or custom metric works unchanged, and
+its result is the same as with one worker, bit for bit. There is one exception. The mean loss of a batch that is
+partitioned (kind `dealt`) is computed from the losses of the parts, so its rounding differs. Before the evaluation, the
+network's moving statistics are averaged over the workers.
 
-The kind of each evaluation depends on the data:
+An evaluation has one of four kinds, depending on the data:
 
 - `dealt`: an `ElasticDataset` partitions each batch among the workers.
 - `shared`: all workers have the same batches, in the same order, and each of n workers evaluates every n-th batch. The
-  workers check for each batch that it is the same.
+  workers check that each batch is the same on all workers.
 - `joined`: the program has sharded the dataset (`num_shards`). Each worker evaluates its own batches, and the metrics
   include the batches of all workers.
 - `told`: the workers' batches differ for another reason (e.g. each worker shuffles independently), or their models
-  differ by design. The lowest living rank evaluates its batches alone, and sends the result to the others.
+  differ by design. The lowest living rank evaluates its batches alone, and sends the result to the other ranks.
 
 A worker waits for at most one batch of another worker at a time, so a long evaluation doesn't exceed the collective
-timeout. If a worker fails, the kind decides:
+timeout. If a worker fails, the effect depends on the kind:
 
-- `shared`, `dealt`: another worker evaluates the failed worker's part.
-- `joined`: the metrics lack the failed worker's batches, and are the same at all survivors.
-- `told`: the next rank starts the evaluation again.
+- `shared` and `dealt`: another worker evaluates the failed worker's part.
+- `joined`: the metrics lack the failed worker's batches, and are the same on all survivors.
+- `told`: if the lowest rank has failed, the next rank starts the evaluation again.
 """
 
 from __future__ import annotations
@@ -60,12 +60,18 @@ def together(
     params: Any = None,
     add_eval_loss: bool = False,
 ) -> Any:
-    """Evaluate in ``Model.fit`` or ``Model.eval`` with an elastic callback, whose training is `training`."""
+    """Evaluate in ``Model.fit`` or ``Model.eval``, if the call has an elastic callback.
+
+    `training`: the callback's `ElasticTraining`, or None outside of ``Model.fit``. The other arguments are those of
+    ``Model._eval_process``.
+    """
     runtime.init()
-    # A single worker uses this code, too: MindSpore's own `eval_loss` is the last batch's loss, not the mean.
+    # A cluster of one worker uses this code, too, because MindSpore's own `eval_loss` is the last batch's loss instead
+    # of the mean.
     is_alone = runtime.detached() or membership.is_joining() or is_behind()
     if is_alone or (training is not None and training.asynchronous):
-        # This includes a worker that is behind the others: they wait for it at their next step or sync point.
+        # A worker that is behind the others also evaluates alone. The others wait for it at their next step or sync
+        # point.
         return alone(model, dataset, callbacks, params, add_eval_loss)
     averaged = inventory.moving_statistics([model._network]) if training is None else training.averaged
     with _off_record(dataset), membership.doing("evaluation"):
@@ -77,7 +83,7 @@ def together(
 
 
 def alone(model: Any, dataset: Any, *arguments: Any, **options: Any) -> Any:
-    """Evaluate at this worker alone, e.g. for a callback of the program."""
+    """Evaluate on this worker alone, e.g. for a callback in the program."""
     with runtime.keep_waiting(), _off_record(dataset):
         return Model._eval_process(model, dataset, *arguments, **options)
 
@@ -87,7 +93,7 @@ def _off_record(dataset: Any) -> AbstractContextManager[None]:
 
 
 class Evaluation:
-    """One collective evaluation, which replaces ``Model._eval_process``."""
+    """One evaluation by all workers together, which replaces ``Model._eval_process``."""
 
     def __init__(self, model: Any, dataset: Any, callbacks: Any, params: Any, loss_too: bool) -> None:
         self._model, self._dataset, self._callbacks, self._params = model, dataset, callbacks, params
@@ -96,7 +102,10 @@ class Evaluation:
         self._differ = state_transfer.models_differ([model._network])
 
     def run(self, averaged: Any) -> Any:
-        """Return the metrics. First average the `averaged` tensors over the workers, unless models differ."""
+        """Evaluate, and return the metrics.
+
+        If the workers' models are equal, first average the tensors in `averaged` over the workers.
+        """
         if not self._differ:
             state_transfer.average(averaged)
         model, params, callbacks, context = self._model, self._params, self._callbacks, self._context
@@ -116,7 +125,7 @@ class Evaluation:
         return metrics
 
     def _choose(self) -> tuple[str, int]:
-        """Choose the kind of evaluation, and the rank that sends the result to the others; collective."""
+        """Choose the kind of evaluation, and the rank that evaluates if the kind is `told`. All workers call this."""
         dealt = isinstance(self._dataset, ElasticDataset)
         if dealt and self._dataset.shards is not None:
             raise KungFuError(
@@ -128,7 +137,7 @@ class Evaluation:
         if any(row["differ"] for row in rows.values()):
             return _TOLD, root
         if all(row["dealt"] is not None for row in rows.values()):
-            self._dataset.restore(rows[root]["dealt"])  # a worker that has joined has evaluated less often
+            self._dataset.restore(rows[root]["dealt"])  # a worker that joined later has evaluated less often
             return _DEALT, root
         return (_JOINED if any(row["sharded"] for row in rows.values()) else _SHARED), root
 
@@ -140,10 +149,13 @@ class Evaluation:
 
     def _iterator(self) -> Iterator[Any]:
         helper, _ = self._model._exec_preprocess(is_train=False, dataset=self._dataset, dataset_sink_mode=False)
-        return (element for element in helper)  # unlike MindSpore's iterator, a generator allows next() after its end
+        return (element for element in helper)  # next() after the end works with a generator, not with `helper`
 
     def _share(self) -> tuple[str, int] | None:
-        """Evaluate the batches in rounds, in which each worker evaluates one batch."""
+        """Evaluate the batches in rounds. In a round, each worker evaluates one batch.
+
+        Return None at the end, or the kind and rank with which the evaluation must start again.
+        """
         batches = self._iterator()
         workers = list(range(runtime.current_cluster_size()))
         while True:
@@ -169,13 +181,16 @@ class Evaluation:
                 return None
 
     def _evaluate_own(self, kind: str, root: int) -> tuple[str, int] | None:
-        """Evaluate the own batches of each worker, or of `root` alone."""
+        """Evaluate each worker's own batches, or only those of `root` if the kind is `told`.
+
+        Return None at the end, or the kind and rank with which the evaluation must start again.
+        """
         rank = runtime.current_rank()
         batches = self._iterator() if kind != _TOLD or rank == root else iter(())
         present = set(range(runtime.current_cluster_size()))
         while True:
             element = next(batches, None)
-            # If a batch has fewer samples than there are workers, each worker still receives a sample.
+            # If a batch has fewer samples than there are workers, some workers receive a sample that doesn't count.
             counts = element is not None and not (kind == _DEALT and self._dataset.weight == 0)
             told = gather(
                 {
@@ -210,7 +225,7 @@ class Evaluation:
         return self._model._eval_network(*_inputs(element))
 
     def _update(self, element: Any, outputs: Any) -> None:
-        """Update the metrics after a batch, as MindSpore does; `element` is None if only another worker has it."""
+        """Update the metrics after a batch, as MindSpore does. `element` is None if another worker has the batch."""
         params, callbacks = self._params, self._callbacks
         params.cur_step_num += 1
         params.eval_dataset_element = None if element is None else _inputs(element)
@@ -223,7 +238,7 @@ class Evaluation:
 
 
 def gather(row: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return the row of each living worker by rank, the same result at all workers; collective."""
+    """Return the `row` that each living worker has passed, by rank. All workers must call this, and get the same."""
     return gather_json(row, "kungfu/callbacks")
 
 
@@ -232,7 +247,7 @@ def _inputs(element: Any) -> tuple[Any, ...]:
 
 
 def _digest(element: Any) -> str:
-    """Return a hash of the bits of a batch."""
+    """Return a hash of a batch's contents."""
     total = hashlib.blake2b(digest_size=16)
     for tensor in _inputs(element):
         values = np.ascontiguousarray(tensor.asnumpy())

@@ -12,24 +12,24 @@ from ms_kungfu.trained.inventory import collect_optimizers
 
 
 class MonitorCallback(Callback):
-    """Measure each step of ``Model.train``: docs/monitoring.md.
+    """Measure each step of ``Model.train`` (docs/monitoring.md).
 
-    Pass options, as in ``MonitorCallback(jsonl="training.jsonl")``, or a `Monitor`. With
-    `KungFuElasticCallback`, pass the monitor to that callback instead.
+    Pass options, as in ``MonitorCallback(jsonl="training.jsonl")``, or a `Monitor`. If the program uses
+    a `KungFuElasticCallback`, pass the monitor to that callback instead.
 
     Args:
-        monitor: the monitor to use. By default it is the monitor of the optimizer
-            (`MonitorGradientNoiseScaleOptimizer`), or else a new one.
+        monitor: the monitor to use. By default it is the optimizer's monitor, if the optimizer has one
+            (`MonitorGradientNoiseScaleOptimizer`), or a new monitor.
         options: the arguments of a new `Monitor`.
 
     Raises:
-        ValueError: if both a monitor and options are given.
+        ValueError: both a monitor and options are given.
     """
 
     def __init__(self, monitor: Monitor | None = None, **options: Any) -> None:
         super().__init__()
         if monitor is not None and options:
-            raise ValueError(f"give a monitor or the options of a new one, not both: {', '.join(options)}")
+            raise ValueError(f"give a monitor or the options of a new monitor, not both: {', '.join(options)}")
         self._optimizers: list[Any] = []
         self.monitor = Monitor(**options) if options and monitor is None else monitor
 
@@ -71,7 +71,7 @@ class MonitorCallback(Callback):
 
 
 def batch_rows(params: Any) -> int:
-    """Return the number of samples in the batch that was just trained."""
+    """Return the number of samples in this worker's last batch."""
     element = params.get("train_dataset_element")
     if isinstance(element, dict):
         element = list(element.values())
@@ -81,7 +81,7 @@ def batch_rows(params: Any) -> int:
 
 
 def connect_summary(monitor: Monitor, params: Any) -> None:
-    """Send records to the open SummaryRecord of a SummaryCollector."""
+    """Let the monitor write its records to the SummaryRecord of a SummaryCollector, if the program uses one."""
     if monitor.summary is None:
         collectors = (c for c in params.get("list_callback") or () if type(c).__name__ == "SummaryCollector")
         monitor.summary = getattr(next(collectors, None), "_record", None)

@@ -1,22 +1,28 @@
-"""Run the callbacks next to a `KungFuElasticCallback`: at which workers each runs, and how its state is transferred.
+"""Decide on which workers the callbacks next to a `KungFuElasticCallback` run, and transfer their state.
 
-The rules, which docs/elastic-training.md has as a table:
+The rules are as follows. docs/elastic-training.md shows them as a table.
 
 - Only the lowest living rank writes the files of MindSpore's own callbacks (:data:`WRITERS`). If that rank fails or
   leaves, the next rank continues from the same state.
-- All other callbacks run at every worker. `EarlyStopping` and `ReduceLROnPlateau`, which decide at the end of an epoch,
-  get the same numbers at each worker: see `ms_kungfu.callbacks.evaluation` and `ms_kungfu.callbacks.epoch_outputs`.
-- If `ms_kungfu.replay` runs the program again, no worker writes, so that the first run's files stay.
-- A worker that has left, or hasn't reached the others' position, calls no `on_train_epoch_end`. The epoch isn't over
-  there, and it has no evaluation. For MindSpore's callbacks such a worker calls no `on_train_end`, either.
-- A worker that had no step of the epoch calls no `on_train_epoch_end` if the outputs of the epoch's last step are
-  unknown. They are unknown if all workers that ran that step have failed, or if an older version wrote the checkpoint.
+- All other callbacks run on every worker. `EarlyStopping` and `ReduceLROnPlateau` make a decision at the end of an
+  epoch. They get the same numbers on each worker (`ms_kungfu.callbacks.evaluation`,
+  `ms_kungfu.callbacks.epoch_outputs`).
+- If `ms_kungfu.replay` runs the program again, no worker writes files, so that the files of the first run stay
+  unchanged.
+- A worker that has left, or that hasn't reached the other workers' position, doesn't call `on_train_epoch_end`. For
+  this worker the epoch isn't over, and there is no evaluation. Such a worker doesn't call `on_train_end` of MindSpore's
+  callbacks either.
+- A worker that ran no step of the epoch doesn't call `on_train_epoch_end` if the outputs of the epoch's last step are
+  unknown. They are unknown if all workers that ran this step have failed, or if an older version of ms_kungfu has
+  written the checkpoint.
 
-A joining worker receives the state of the callbacks. For a MindSpore callback, the state is all attributes that are
-data. For a callback of the program, it is the result of ``state_dict()``, which goes to ``load_state_dict(state)``. A
-job that resumes from a checkpoint may run another program. From the state of MindSpore's callbacks, it receives only
-the attributes that have changed since the callbacks were first used. So the arguments that the new program passed to
-them (a folder, a patience) stay.
+A joining worker receives the state of the callbacks. The state of a MindSpore callback consists of all attributes that
+are data. The state of a callback in the program is the result of ``state_dict()``, which the joining worker passes to
+``load_state_dict(state)``.
+
+A job that resumes from a checkpoint may run another program. So it receives only those attributes of MindSpore's
+callbacks that have changed since the callbacks were first used. The arguments that the new program has passed to the
+callbacks, such as a folder or a patience, stay unchanged.
 """
 
 from __future__ import annotations
@@ -48,11 +54,12 @@ from ms_kungfu.elastic.program import is_behind
 _log = logging.getLogger(__name__)
 
 WRITERS = (ModelCheckpoint, SummaryCollector, BackupAndRestore, OnRequestExit, FlopsUtilizationCollector)
-"""MindSpore callbacks that write files. If all workers ran them, they would overwrite each other's files."""
+"""MindSpore callbacks that write files. If all workers ran them, the workers would overwrite each other's files."""
 
 _AT_FIRST = "_kungfu_at_first"  # the attribute in which a callback's initial attributes are saved
-_OWN = {_AT_FIRST, "_first_step"}  # _first_step: a SummaryCollector checks in its first step what it can collect
-_CLOCKS = (TimeMonitor, FlopsUtilizationCollector)  # their state consists of times measured in their own process
+# With `_first_step`, a SummaryCollector checks in each process what it can collect.
+_OWN = {_AT_FIRST, "_first_step"}
+_CLOCKS = (TimeMonitor, FlopsUtilizationCollector)  # their state consists of times, which are valid in one process only
 _ENDS = ("on_train_epoch_end", "on_train_end")
 _STEPS = ("on_train_epoch_begin", "on_train_step_begin", "on_train_step_end")
 Hook = Callable[[Any], None]
@@ -60,20 +67,22 @@ Wrapper = Callable[[Any, Hook], Hook]
 
 
 class Others:
-    """The other callbacks in a call of training with an elastic callback.
+    """The callbacks in a call of ``Model.train`` other than its elastic callback.
 
-    `writes`: returns whether this worker writes the files. Pass it if the workers may have different callbacks. With
-    None all workers have the same callbacks, and the lowest living rank writes.
+    Args:
+        callbacks: these callbacks.
+        writes: a function that returns whether this worker writes the files. It must be given if the workers may have
+            different callbacks. With None, all workers have the same callbacks, and the lowest living rank writes.
     """
 
-    received: dict[str, Any] | None = None  # the received state, until the call of training to which it belongs begins
+    received: dict[str, Any] | None = None  # the received state, until `take_over` uses it
     resumed = False  # whether `received` is from a checkpoint
 
     def __init__(self, callbacks: Iterable[Any], writes: Callable[[], bool] | None = None) -> None:
         self._writes = writes or _is_lowest
         self._are_alike = writes is None
         self._callbacks: dict[str, Any] = {}
-        self._programs: list[Any] = []  # also contains MindSpore callbacks that only call functions of the program
+        self._programs: list[Any] = []  # the program's callbacks, and MindSpore callbacks that only call its functions
         for callback in callbacks:
             if not is_mindspores(callback) and not type(callback).__module__.startswith("ms_kungfu."):
                 self._programs.append(callback)
@@ -86,7 +95,7 @@ class Others:
         self._traces = {key: _trace(c) for key, c in self._callbacks.items() if not is_carried(c)}
         self._warned = False
         self.has_stepped = True
-        """Whether this worker had a step of the present epoch."""
+        """Whether this worker has run a step of the present epoch."""
         self._new: set[str] = set()  # keys of the callbacks that have never been used before
         for key, callback in self._callbacks.items():
             if is_carried(callback) and not _has_state_dict(callback) and _AT_FIRST not in vars(callback):
@@ -94,12 +103,15 @@ class Others:
                 vars(callback)[_AT_FIRST] = _values(callback)
         for callback in self._callbacks.values():
             if _has_state_dict(callback):
-                _capture(callback)  # report state that can't be sent now, rather than when a worker joins
+                _capture(callback)  # if the state can't be sent, raise the error now and not when a worker joins
 
     # -- which of them run ---------------------------------------------------------------------------------------------
 
     def hook(self, asynchronous: bool = False) -> None:
-        """Apply the module's rules from now on. With `asynchronous`, the workers don't reach the end together."""
+        """Apply the rules of this module from now on.
+
+        `asynchronous`: whether training is asynchronous, so that workers reach the end at different times.
+        """
         for key, callback in self._callbacks.items():
             if isinstance(callback, WRITERS) and replaying.current() is not None:
                 for hook in ("on_train_begin", *_STEPS, *_ENDS):
@@ -130,13 +142,13 @@ class Others:
         return end
 
     def step_ends(self, request_stop: Callable[[], None]) -> None:
-        """Record the end of a step. Request the end of training if the user has sent MindSpore's request to exit."""
+        """Record that a step ends. If the user has requested an exit (`OnRequestExit`), request the end of training."""
         self.has_stepped = True
         if any(isinstance(callback, OnRequestExit) and callback.exit for callback in self._callbacks.values()):
             request_stop()  # MindSpore itself checks for the request only with MS_ENABLE_GRACEFUL_EXIT=1
 
     def undone(self, step: int) -> None:
-        """Forget a step that will be repeated, so that its output is written again."""
+        """Forget that a step's file was written, because the step is repeated and must write the file again."""
         for callback in self._callbacks.values():
             if isinstance(callback, ModelCheckpoint) and callback._last_triggered_step == step:
                 callback._last_triggered_step -= callback._config.save_checkpoint_steps or 1
@@ -152,7 +164,10 @@ class Others:
         replace_attribute(self._hooked, callback, hook, wrapper(callback, getattr(callback, hook)))
 
     def _then_restore(self, key: str) -> Callable[[Any, Hook], Hook]:
-        """Wrap the begin hook of callbacks after the elastic one, because that hook would reset the received state."""
+        """Wrap `on_train_begin` of a callback, so that the received state is restored after it.
+
+        For callbacks that follow the elastic callback, `on_train_begin` runs later and would reset the received state.
+        """
 
         def wrapper(callback: Any, begin: Hook) -> Hook:
             def begin_and_restore(run_context: Any) -> None:
@@ -168,17 +183,17 @@ class Others:
 
     @property
     def carries_the_programs(self) -> bool:
-        """Return whether a callback of the program has state to transfer."""
+        """Return whether at least one callback in the program has state to transfer."""
         return any(map(_has_state_dict, self._programs))
 
     # -- their state ---------------------------------------------------------------------------------------------------
 
     def capture(self) -> Any:
-        """Return the state of all callbacks whose state is transferred, as JSON."""
+        """Return the state of all callbacks whose state is transferred, in a form that can be written as JSON."""
         return {key: _capture(callback) for key, callback in self._callbacks.items() if is_carried(callback)}
 
     def take_over(self) -> None:
-        """Continue from the received state, if it belongs to this call of training."""
+        """Continue from the received state, if this worker has received one."""
         captured, Others.received = Others.received, None
         if captured is None:
             return
@@ -196,7 +211,7 @@ class Others:
             _restore(self._callbacks[key], found)
 
     def warn_of_what_is_not_carried(self) -> None:
-        """Warn, after a worker has joined, of program callbacks that have changed and aren't transferred."""
+        """Log a warning after a worker has joined, if callbacks in the program have changed but aren't transferred."""
         changed = {
             key.split("/")[0]: sorted(n for n, trace in _trace(self._callbacks[key]).items() if was.get(n) != trace)
             for key, was in self._traces.items()
@@ -213,7 +228,7 @@ class Others:
 
 
 def replace_attribute(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Set an attribute of the object `owner` until `stack` is closed, then restore the previous attribute."""
+    """Set an attribute of the object `owner`. When `stack` is closed, it restores the previous attribute."""
     if name in vars(owner):
         stack.callback(vars(owner).update, {name: vars(owner)[name]})
     else:
@@ -222,7 +237,7 @@ def replace_attribute(stack: ExitStack, owner: Any, name: str, value: Any) -> No
 
 
 def is_mindspores(callback: Any) -> bool:
-    """Return whether `callback` is, or derives from, a MindSpore callback other than one with program functions."""
+    """Return whether the class of `callback` is, or derives from, a MindSpore callback other than `LambdaCallback`."""
     kinds = [kind for kind in type(callback).__mro__ if kind is not Callback]
     own = any(kind.__module__.startswith("mindspore.train.callback.") for kind in kinds)
     return own and not isinstance(callback, LambdaCallback)
@@ -254,14 +269,17 @@ def _where_training_is(callback: Any, call: Hook) -> Hook:
 
 
 class _Files:
-    """Record which files of a ModelCheckpoint have been written; one worker writes each file."""
+    """Record which files of a ModelCheckpoint have been written. Only one worker writes each file."""
 
     def __init__(self, writes: Callable[[], bool]) -> None:
         self._writes = writes
         self._ended = -1  # the step of the last file that this worker has finished
 
     def write_or_note(self, callback: Any, save: Hook) -> Hook:
-        """Write a file; at other workers, record the step of the file, so that they can replace the writer."""
+        """Return the replacement for `on_train_step_end`, in which only one worker writes a file.
+
+        The other workers record the file's step, so that they can take the writer's place if it fails.
+        """
 
         def save_or_note(run_context: Any) -> None:
             params = run_context.original_args()
@@ -273,7 +291,10 @@ class _Files:
         return save_or_note
 
     def write_last(self, callback: Any, save: Hook) -> Hook:
-        """Write the last file; collective. If the writer fails meanwhile, the next worker writes the file again."""
+        """Return the replacement for `on_train_end`, which writes the last file and which all workers must call.
+
+        If the writer fails meanwhile, the next worker writes the file again.
+        """
 
         def save_for_all(run_context: Any) -> None:
             if not _takes_part():
@@ -283,7 +304,7 @@ class _Files:
                 told = gather({"ended": self._ended, "at_end": at_end}).values()
                 if any(row["at_end"] for row in told):
                     return
-                # The writer may have begun later files without finishing them.
+                # A failed writer may have begun later files without finishing them. These files are written again.
                 callback._last_triggered_step = min(callback._last_triggered_step, max(row["ended"] for row in told))
                 if self._writes():
                     with runtime.keep_waiting():
@@ -316,7 +337,7 @@ def _capture(callback: Any) -> Any:
 
 
 def _values(callback: Any) -> dict[str, Any]:
-    """Return the packed attributes that can be sent to another worker."""
+    """Return the packed values of a callback's attributes that can be sent to another worker."""
     found = {}
     for name, value in vars(callback).items():
         if name in _OWN:
@@ -324,7 +345,7 @@ def _values(callback: Any) -> dict[str, Any]:
         try:
             found[name] = pack(value)
         except TypeError:
-            continue  # for example a cell, a lock or a writer, which belongs to its worker
+            continue  # for example a cell, a lock or a file writer, which can't be used by another worker
     return found
 
 
@@ -332,19 +353,23 @@ def _restore(callback: Any, captured: Any) -> None:
     if _has_state_dict(callback):
         callback.load_state_dict(unpack(captured))
         return
-    # The initial state of a ModelCheckpoint isn't only its arguments: its prefix depends on the files in the folder.
+    # A joining worker also needs the initial attributes, because they don't depend only on arguments. For example, the
+    # prefix of a ModelCheckpoint depends on the files in its folder.
     given = {} if Others.resumed else captured.get("given", {})
     for name, packed in {**given, **captured.get("learnt", {})}.items():
         value, present = unpack(packed), vars(callback).get(name)
         if isinstance(present, dict) and isinstance(value, dict):
-            present.clear()  # in place, because it may be a subclass
+            present.clear()  # changed in place, because it may be an object of a subclass
             present.update(value)
         else:
             vars(callback)[name] = value
 
 
 def _trace(callback: Any) -> dict[str, Any]:
-    """Return a value per data attribute that shows whether the attribute has changed, without reading large ones."""
+    """Return a short value for each data attribute, which differs if the attribute has changed.
+
+    Large attributes aren't read completely, so some changes aren't detected.
+    """
     traces: dict[str, Any] = {}
     for name, value in vars(callback).items():
         if value is None or isinstance(value, (bool, int, float, str)):

@@ -1,4 +1,4 @@
-"""Join the outputs of a network for the parts of a batch into the outputs for the whole batch."""
+"""Combine a network's outputs for the parts of a batch into its outputs for the whole batch."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ import numpy as np
 
 
 def as_one(parts: Sequence[tuple[int, Any]]) -> Any:
-    """Return the network's outputs for the samples of all parts together; None if the outputs can't be joined.
+    """Return a network's outputs for the whole batch; None if the outputs for the parts can't be combined.
 
     Args:
-        parts: for each part, the number of its samples, at least 1, and the network's output: a tensor, or a tuple or
-            list of outputs.
+        parts: for each part, the number of its samples, which is at least 1, and the network's output for the part. An
+            output is a tensor, or a tuple or list of outputs.
 
-    A tensor whose first dimension is the number of samples is concatenated along it, in the order of the parts. A
-    single floating-point number is regarded as a mean over the samples, like a loss (``reduction="mean"``). The result
-    is the mean over the parts, weighted by their numbers of samples and summed in float64. An output that is the same
-    in all parts is returned unchanged.
+    Outputs are combined by these rules:
+
+    - Tensors whose first dimension is the number of samples are concatenated along this dimension, in the order of the
+      parts.
+    - Single floating-point numbers count as means over the samples, like a loss (``reduction="mean"``). The result is
+      their mean, weighted by the number of samples in each part and computed in float64.
+    - If an output is the same for all parts, it is returned unchanged.
     """
     sizes = [samples for samples, _ in parts]
     values = [value for _, value in parts]
@@ -31,7 +34,7 @@ def as_one(parts: Sequence[tuple[int, Any]]) -> Any:
         return None if any(one is None for one in joined) else type(first)(joined)
     if not all(isinstance(value, ms.Tensor) and value.dtype == first.dtype for value in values):
         return None
-    # NumPy has no bfloat16, and float32 has all of its values.
+    # NumPy has no bfloat16, but float32 can represent all of its values.
     arrays = [(v.astype(ms.float32) if v.dtype == ms.bfloat16 else v).asnumpy() for v in values]
     if all(a.ndim and len(a) == n and a.shape[1:] == arrays[0].shape[1:] for a, n in zip(arrays, sizes)):
         return ms.Tensor(np.concatenate(arrays), first.dtype)

@@ -1,4 +1,4 @@
-"""Run ``Model.train`` on a dataset with shards: each call of its training network runs a whole step."""
+"""Support ``Model.train`` on a dataset with shards, so that each call of the training network runs a whole step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ms_kungfu.optimizers.overflow import KungFuTrainOneStepWithLossScaleCell
 
 
 class _ForwardBackward(nn.Cell):
-    """The part of a ``TrainOneStepCell`` before its optimizer."""
+    """The part of a ``TrainOneStepCell`` that computes the loss and the gradients."""
 
     def __init__(self, train_cell: Any) -> None:
         super().__init__(auto_prefix=False)
@@ -38,12 +38,12 @@ def _over_scale(scale, gradient):  # type: ignore[no-untyped-def]  # read by Min
 
 @_overflows.register("Tensor")
 def _has_overflown(gradient):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-    """Return 1 if an element is infinite or NaN, else 0."""
+    """Return 1 if an element of the gradient is infinite or NaN, and 0 if not."""
     return ops.cast(ops.logical_not(ops.isfinite(gradient).all()), ms.float32)
 
 
 class _ScaledForwardBackward(nn.Cell):
-    """The part of a ``TrainOneStepWithLossScaleCell`` before it looks for an overflow."""
+    """The part of a ``TrainOneStepWithLossScaleCell`` that runs before the check for an overflow."""
 
     def __init__(self, train_cell: Any) -> None:
         super().__init__(auto_prefix=False)
@@ -61,17 +61,17 @@ class _ScaledForwardBackward(nn.Cell):
 
 
 class _UnlessOverflown(nn.Cell):
-    """The part of a ``TrainOneStepWithLossScaleCell`` from its overflow check on.
+    """The part of a ``TrainOneStepWithLossScaleCell`` that checks for an overflow and updates the weights.
 
-    It checks the sum over all shards, which isn't finite if a shard's gradient isn't. MindSpore's own check supports
-    only GPU and Ascend.
+    It checks the sum over all shards. This sum isn't finite if the gradient of at least one shard isn't finite.
+    MindSpore's own check supports only GPU and Ascend.
     """
 
     def __init__(self, train_cell: Any) -> None:
         super().__init__(auto_prefix=False)
         self.optimizer = train_cell.optimizer
         self.scale = train_cell.scale_sense
-        self.manager = train_cell.loss_scaling_manager  # None: the program sets the scale
+        self.manager = train_cell.loss_scaling_manager  # None if the program sets the scale
         self.overflow = ms.Parameter(ms.Tensor(False), name="overflow", requires_grad=False)
         self.map = ops.HyperMap()
 
@@ -88,25 +88,29 @@ class _UnlessOverflown(nn.Cell):
 def takes_shards(train_cell: Any) -> bool:
     """Return whether `ShardedTraining` supports `train_cell`.
 
-    It supports an unmodified ``TrainOneStepCell`` or ``TrainOneStepWithLossScaleCell``, and ms_kungfu's variant.
+    It supports objects of exactly these classes: ``TrainOneStepCell``, ``TrainOneStepWithLossScaleCell`` and
+    `KungFuTrainOneStepWithLossScaleCell`.
     """
     kinds = (nn.TrainOneStepCell, nn.TrainOneStepWithLossScaleCell, KungFuTrainOneStepWithLossScaleCell)
     return type(train_cell) in kinds and not getattr(train_cell, "return_grad", False)
 
 
 def _parts_of(train_cell: Any) -> list[Any]:
-    """Return the objects that make up a training step of this cell."""
+    """Return the attributes of `train_cell` that determine its training step."""
     names = ("network", "weights", "optimizer", "sens", "grad_reducer", "scale_sense", "loss_scaling_manager")
     return [getattr(train_cell, name, None) for name in names]
 
 
 class ShardedTraining:
-    """Make each call of `train_cell` train a whole step of shards, between `begin` and `end`.
+    """Make each call of `train_cell` train a whole sharded step, between the calls of `begin` and `end`.
 
-    ValueError unless `takes_shards` accepts the cell. If a cell does other work between gradients and update, such as
-    clipping, that work must follow the sum over all shards. Only the cell's author can separate that work. The cell's
-    own reducer isn't used. The update receives the mean over the shards, or their sum if the reducer sums
-    (``gradients_mean=False``).
+    The cell's own reducer isn't used. The update receives the mean of the shards' gradients, or their sum if the
+    reducer sums (``gradients_mean=False``).
+
+    Raises:
+        ValueError: `takes_shards` doesn't accept the cell. Such a cell may do other work between the gradients and the
+            update, for example clipping. That work must follow the sum over all shards, but only the cell's author can
+            separate it from the rest of the cell.
     """
 
     def __init__(self, train_cell: Any) -> None:
@@ -117,8 +121,8 @@ class ShardedTraining:
             raise ValueError(
                 f"Model.train can't train a {kind.__name__}{'(return_grad=True)' if returns else ''} with shards: its "
                 "own work on the gradients would run once per shard, but must run once per step, after their sum; "
-                "train in a loop with ms_kungfu.elastic.ShardedStep(forward_backward, update), with clipping and the "
-                "like in update, or without shards"
+                "train without shards, or in a loop with ms_kungfu.elastic.ShardedStep(forward_backward, update), "
+                "where update does work such as clipping"
             )
         self._cell, self._class, self._parts = train_cell, kind, _parts_of(train_cell)
         mean = getattr(train_cell.grad_reducer, "mean", True)
@@ -135,7 +139,7 @@ class ShardedTraining:
             def __call__(_, *columns: Any) -> Any:
                 if not scales:
                     return self.step(*columns)
-                scale = ms.Tensor(train_cell.scale_sense.asnumpy().copy())  # the scale of this step
+                scale = ms.Tensor(train_cell.scale_sense.asnumpy().copy())  # this step's scale, which it may change
                 loss = self.step(*columns)
                 return loss, ms.Tensor(update.overflow.asnumpy().copy()), scale
 
@@ -143,16 +147,20 @@ class ShardedTraining:
 
     @classmethod
     def of(cls, train_cell: Any) -> ShardedTraining:
-        """Return the earlier object for this cell, to reuse its graphs, if its parts are unchanged; else a new one."""
+        """Return the object for this cell.
+
+        If an earlier call has created one, and the cell's attributes haven't changed since, return that object, so that
+        its graphs are used again.
+        """
         kept = vars(train_cell).get("kungfu_sharded")
         if kept is None or any(theirs is not own for theirs, own in zip(kept._parts, _parts_of(train_cell))):
             kept = train_cell.kungfu_sharded = cls(train_cell)
         return kept
 
     def begin(self) -> None:
-        self.step.cell.set_train()  # an evaluation in between may have changed the mode
+        self.step.cell.set_train()  # an evaluation since the last call may have changed the mode
         self._cell.__class__ = self._sharded
 
     def end(self) -> None:
-        """Restore the cell's own class."""
+        """Restore the cell's original class."""
         self._cell.__class__ = self._class

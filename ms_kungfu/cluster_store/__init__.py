@@ -1,6 +1,6 @@
-"""The store of a job's desired cluster version. Clients write a new version there, and the launcher follows it.
+"""Access the store of a job's desired cluster. To resize the job, clients write a new cluster version to the store.
 
-:func:`open_store` returns a store. It is the only function that depends on the kinds of stores.
+:func:`open_store` returns an object for a store. Its callers needn't know the kind of the store.
 """
 
 from __future__ import annotations
@@ -22,14 +22,19 @@ __all__ = [
 
 
 def open_store(url: str, secret: str | None = None, writer: str = "", *, timeout_s: float = 10.0) -> ClusterStore:
-    """Return the store at `url`. Nothing is sent yet. Raise ValueError if the URL is invalid.
+    """Return an object for the store at `url`, without connecting to the store yet.
 
     Args:
+        url: the store's URL.
         secret: the job's secret. Some stores require it for writes (`ClusterStore.needs_secret`).
-        writer: the name that is stored with each cluster that is written. Readers get it in ``Cluster.writer``.
-        timeout_s: the time limit of each call. For `watch`, it is added to the requested waiting time.
+        writer: a name that is stored with each cluster that this object writes. Readers get it in ``Cluster.writer``.
+        timeout_s: the time limit of each call, in seconds. For `watch`, it is added to the requested waiting time.
+
+    Raises:
+        ValueError: the URL is invalid.
     """
-    # Import HTTP clients only here: they take as long as all other imports (except NumPy) of a worker without a store.
+    # HTTP clients are imported here, so that workers without a store don't import them. Importing them takes as long as
+    # all other imports of such a worker together, except NumPy.
     if has_leadership(url):
         from ms_kungfu.cluster_store.etcd import EtcdClusterStore
 
@@ -42,13 +47,13 @@ def open_store(url: str, secret: str | None = None, writer: str = "", *, timeout
 def has_leadership(url: str) -> bool:
     """Return whether the store at `url` can hold the controller's leadership lease.
 
-    Such a store survives host failures.
+    Such a store survives the failure of a host of the job.
     """
     return url.partition(":")[0] in ("etcd", "etcds")
 
 
 def open_leadership(url: str, *, timeout_s: float = 10.0) -> LeadershipKeys:
-    """Return the keys of the leadership lease in the store."""
+    """Return an object for the keys of the leadership lease in the store at `url`."""
     from ms_kungfu.cluster_store.etcd_leadership import EtcdLeadershipKeys
 
     return EtcdLeadershipKeys(url, timeout_s)

@@ -1,22 +1,25 @@
-"""The cluster store in etcd (3.4 or newer), through the JSON gateway of etcd's v3 API.
+"""Access a cluster store in etcd (3.4 or newer), through the JSON gateway of etcd's v3 API.
 
-1. One key holds everything: the last version number, its writer, and its cluster, which is null after a delete. So
-etcd's history of this key is the history of versions, and all members apply it in the same order. Each write is a
-transaction that compares the key's revision with the revision that was read. So no client overwrites a version that it
-hasn't read. If two clients have read the same version, only one write succeeds.
+In this module "member" means an etcd member, and "version" means a cluster version.
 
-2. If the answer to a write is lost, the write is repeated at the next member with the same comparison. At most one of
-the two attempts is applied, and the other fails. Each write has a unique mark. If a writer's second attempt fails, the
-mark shows whether its first attempt was applied. (`test_etcd_store.py`.)
+1. One key contains everything: the last version number, the writer of this version, and its cluster, which is null
+after a delete. So etcd's history of this key is the history of versions, and all members apply it in the same order.
+Each write is a transaction, which compares the key's revision with the revision that the client has read. So a client
+never overwrites a version that it hasn't read. If two clients have read the same version, only one of their writes
+succeeds.
 
-3. Reads are linearizable (etcd's default): a slow or partitioned member never returns older data than an earlier
-answer. The member asks the leader. If there is no leader, the member reports an error, and the client asks the next
-member.
+2. If the answer to a write is lost, the client repeats the write at the next member, with the same comparison. At most
+one of the two attempts is applied, and the other attempt fails. Each write has a unique mark. If the second attempt
+fails, the mark shows whether the first attempt was applied. (`test_etcd_store.py`.)
 
-4. A watch begins after the revision of a read, so no change in between is missed. A watch only reports that there is
-something new to read, so if a watch is lost, the client only needs to read again. A watch is lost if its member ends
-or loses its leader, or if etcd has compacted the revision at which it begins. If the loss of a watch isn't reported,
-the watch ends at the caller's time limit.
+3. Reads are linearizable, which is etcd's default: a slow or partitioned member never returns data that is older than
+an earlier answer, because the member asks the leader. If there is no leader, the member reports an error, and the
+client asks the next member.
+
+4. A watch begins after the revision that the client has read, so no change is missed between the read and the watch. A
+watch only reports that there is something new to read. So if a watch is lost, the client only needs to read again. A
+watch is lost if its member ends or loses the leader, or if etcd has compacted the revision at which the watch begins.
+If the client gets no message that the watch is lost, the watch ends at the caller's time limit.
 """
 
 from __future__ import annotations
@@ -44,26 +47,34 @@ _PAUSE_S = 0.2
 
 @dataclass(frozen=True)
 class _Held:
-    """The key's contents. `revision`: the key's revision, 0 without a key. `seen`: the revision of all of etcd."""
+    """The key's contents.
+
+    Args:
+        revision: the key's revision; 0 if the key doesn't exist.
+        seen: etcd's revision at the read, over all of its keys.
+        version: the last version number; -1 if the key doesn't exist.
+        cluster: the cluster; None if there is none.
+        mark: the unique mark of the write.
+    """
 
     revision: int
     seen: int
     version: int = -1
     cluster: Cluster | None = None
-    mark: str = ""  # the unique mark of the write
+    mark: str = ""
 
 
 class EtcdClusterStore(EtcdMembers):
-    """See :class:`ClusterStore`.
+    """A cluster store in etcd; see :class:`ClusterStore`.
 
-    `led_since`, for a controller's store: the revision at which the controller took the lease. Each write compares the
-    lease's present revision with it.
+    `led_since`: for a controller's store, a function that returns the revision at which the controller took the
+    leadership lease. Each write then compares the lease's revision in etcd with this revision.
     """
 
     needs_secret = False
 
     def __init__(self, url: str, secret: str | None, writer: str, timeout_s: float) -> None:
-        """Ignore `secret`. Raise ValueError if the URL, or etcdctl's environment, is invalid."""
+        """Raise ValueError if the URL, or an environment variable of etcdctl, is invalid. `secret` isn't used."""
         super().__init__(url, timeout_s)
         self._key = self._folder + "cluster"
         self._writer = writer
@@ -113,7 +124,7 @@ class EtcdClusterStore(EtcdMembers):
         return self._held(answer, number(answer.get("header"), "revision"))
 
     def _held(self, answer: Mapping[str, Any], seen: int) -> _Held:
-        """Return the key's contents from the answer to a range request."""
+        """Return the key's contents, which are in the `answer` to a range request."""
         try:
             if not answer.get("kvs"):
                 return _Held(0, seen)
@@ -133,12 +144,15 @@ class EtcdClusterStore(EtcdMembers):
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             why = error if isinstance(error, ValueError) else repr(error)
             raise ConfigServerError(
-                f"{self.url}: the key {self._key} holds no cluster of ms_kungfu ({why}); use another "
+                f"{self.url}: the key {self._key} contains no cluster of ms_kungfu ({why}); use another "
                 "job name in the URL, or delete the key"
             ) from None
 
     def _replace(self, held: _Held, version: int, cluster: Cluster | None, writer: str) -> _Held | None:
-        """Replace the contents `held`. If another client was faster, return the present contents instead."""
+        """Replace the contents `held` of the key, and return None.
+
+        If another client has changed the key first, replace nothing, and return the key's present contents.
+        """
         key, mark, turn = encoded(self._key), secrets.token_hex(8), self._turn
         document = {
             "Version": version,
@@ -169,7 +183,8 @@ class EtcdClusterStore(EtcdMembers):
             return None
         if kept.revision == held.revision:
             raise LeadershipLostError(f"{self.url}: another host decides for the job")
-        # The previous member may have applied the write, and another client may have overwritten it since.
+        # If the client has tried a second member, the first member may have applied the write, and another client may
+        # have overwritten it since.
         if self._turn != turn:
             raise StoreUnreachableError(f"config server {self.url}: it is unknown whether a write was applied")
         return kept
@@ -177,7 +192,7 @@ class EtcdClusterStore(EtcdMembers):
     # ---- watching ----
 
     def _waits_for_news(self, revision: int, timeout_s: float) -> bool:
-        """Wait until the key has changed since `revision`, or until the time limit.
+        """Wait until the key has changed at or after `revision`, or until the time limit.
 
         Return False if the watch is lost.
         """
@@ -203,7 +218,7 @@ class EtcdClusterStore(EtcdMembers):
 
 
 def _lines(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the messages of a stream: one JSON object per line."""
+    """Yield the messages in a stream, which contains one JSON object per line."""
     left = b""
     for piece in pieces:
         *whole, left = (left + piece).split(b"\n")

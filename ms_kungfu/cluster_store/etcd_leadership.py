@@ -1,4 +1,7 @@
-"""The two keys of the leadership lease in etcd; see `leadership_lease`. Each transaction involves both."""
+"""Read and write the two keys of the leadership lease in etcd; see `leadership_lease`.
+
+Each transaction involves both keys.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from ms_kungfu.cluster_store.exchange import MAX_ANSWER_BYTES
 from ms_kungfu.cluster_store.leadership_lease import LeadershipState
 from ms_kungfu.errors import ConfigServerError
 
-HOLDER = "holder"  # the last part of the holder's key
+HOLDER = "holder"  # the last part of the name of the key that contains the leader's host
 
 
 class EtcdLeadershipKeys(EtcdMembers):
-    """See :class:`LeadershipKeys`."""
+    """The keys of the leadership lease in etcd; see :class:`LeadershipKeys`."""
 
     def __init__(self, url: str, timeout_s: float = 10.0) -> None:
         super().__init__(url, timeout_s)
@@ -70,11 +73,11 @@ class EtcdLeadershipKeys(EtcdMembers):
             )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ConfigServerError(
-                f"{self.url}: the keys below {self._folder} hold no leadership lease of ms_kungfu "
+                f"{self.url}: the keys below {self._folder} contain no leadership lease of ms_kungfu "
                 f"({error}); use another job name in the URL, or delete the keys"
             ) from None
 
 
 def _snapshot_in(text: bytes) -> dict[str, Any]:
-    """Return the snapshot. Its texts may contain paths, because a controller has written them."""
+    """Return the leader snapshot in `text`. Its strings may contain paths, because a controller has written them."""
     return decode_object(text, MAX_ANSWER_BYTES, raw_bytes=True)

@@ -1,8 +1,9 @@
-"""The members of an etcd, through the JSON gateway of its v3 API. The client asks each member until one answers.
+"""Send requests to the members of an etcd cluster, through the JSON gateway of etcd's v3 API.
 
-etcd decides on permissions by users, roles and certificates. etcdctl's variables set the credentials. The time limit
-applies to all members together. A member that can't answer (because it is unreachable or has no leader) uses only a
-part of the limit.
+The client asks one member after another until a member answers. etcd decides on permissions by users, roles and
+certificates. The user sets the credentials with etcdctl's environment variables. The time limit of a request applies to
+all members together. If a member can't answer because it is unreachable or has no leader, the client spends only a part
+of the time limit on it.
 """
 
 from __future__ import annotations
@@ -26,21 +27,24 @@ from ms_kungfu.cluster_store.store import StoreFullError, StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 
 _PORT = 2379
-_AWAY = (4, 8, 10, 14)  # gRPC codes of errors that may not occur with another member or on a later attempt
+_AWAY = (4, 8, 10, 14)  # gRPC codes of errors after which another member, or a later attempt, may succeed
 _OK, _DENIED, _NOT_SO, _STRANGER = 0, 7, 9, 16
 _FULL = "database space exceeded"
 _EXAMPLE = "etcd://10.0.0.1:2379,10.0.0.2:2379/job"
 
 
 class _AwayError(Exception):
-    """This member can't answer, but another member might."""
+    """An etcd member can't answer, but another member might."""
 
 
 class EtcdMembers:
-    """The members of an etcd. Each call opens its own connection, first to the member that answered last."""
+    """The members of an etcd cluster.
+
+    Each call opens its own connection, and begins with the member that has answered the last call.
+    """
 
     def __init__(self, url: str, timeout_s: float) -> None:
-        """Raise ValueError if the URL, or etcdctl's environment, is invalid."""
+        """Raise ValueError if the URL, or an environment variable of etcdctl, is invalid."""
         self.url = url
         self._members, job = _parsed(url)
         self._folder = f"/ms_kungfu/{job}/"
@@ -55,13 +59,13 @@ class EtcdMembers:
         return tuple(host for host, _ in self._members)
 
     def _ask(self, path: str, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer of the first member that answers."""
+        """Send a request to one member after another. Return the first answer."""
         deadline = run_time() + self._timeout_s
         trouble = ""
         for left in range(len(self._members), 0, -1):
             turn = self._turn
             try:
-                # The first member leaves some of the time for the others.
+                # The remaining time is divided among the members that haven't been asked.
                 return self._ask_member(turn, path, message, (deadline - run_time()) / left)
             except _AwayError as error:
                 trouble = str(error)
@@ -73,7 +77,7 @@ class EtcdMembers:
         if self._user and not self._token:
             self._log_in(turn, timeout_s)
         code, answer = self._say(turn, path, message, deadline - run_time())
-        # A token is valid only for some minutes, and becomes invalid when etcd restarts.
+        # A token is valid for some minutes only, and becomes invalid when etcd restarts.
         if code == _STRANGER and self._user:
             self._log_in(turn, deadline - run_time())
             code, answer = self._say(turn, path, message, deadline - run_time())
@@ -86,7 +90,7 @@ class EtcdMembers:
         message = {"name": self._user, "password": self._password}
         code, answer = self._say(turn, "/v3/auth/authenticate", message, timeout_s)
         text = str(answer.get("error"))
-        if code == _NOT_SO and "not enabled" in text:  # authentication is off: every client has all permissions
+        if code == _NOT_SO and "not enabled" in text:  # without authentication, each client has all permissions
             return
         if code != _OK:
             raise self._refused(code, text)
@@ -97,7 +101,7 @@ class EtcdMembers:
         return kind(f"config server {self.url}: {self._refusal(code, text)}")
 
     def _refusal(self, code: int, text: str) -> str:
-        """Return etcd's own message, with a remedy."""
+        """Return a message with the reason why etcd has rejected a request, and the remedy if it is known."""
         if "authentication failed" in text:
             return f"it rejects user {self._user!r} with this password; correct ETCDCTL_USER=NAME:PASSWORD"
         if "user name is empty" in text or (code == _STRANGER and not self._user):
@@ -112,7 +116,11 @@ class EtcdMembers:
         return text
 
     def _say(self, turn: int, path: str, message: Mapping[str, Any], timeout_s: float) -> tuple[int, dict[str, Any]]:
-        """Return the gRPC code and the member's answer. Raise _AwayError if the answer can't be used."""
+        """Send a request to one member. Return the gRPC code and the answer.
+
+        Raises:
+            _AwayError: the member can't answer, but another member might.
+        """
         connection, name = self._connection(turn)
         try:
             response, body = exchange(
@@ -125,12 +133,12 @@ class EtcdMembers:
         return _outcome(name, response.status, body)
 
     def _remedy(self, error: Exception) -> str:
-        """Return the remedy if one end seems to use TLS and the other doesn't; empty otherwise.
+        """Return the remedy if only one side of the connection seems to use TLS; "" if this isn't the reason.
 
-        A member that is killed also closes the connection.
+        The remedy is conditional, because a member that is killed also closes the connection.
         """
         if self._tls is not None and speaks_tls(error) is False:
-            return "it doesn't answer with TLS; if it uses none, write etcd://"
+            return "it doesn't answer with TLS; if it doesn't use TLS, write etcd://"
         if self._tls is None and isinstance(error, http.client.RemoteDisconnected):
             return "it closes the connection without an answer; if it uses TLS, write etcds://"
         return ""
@@ -143,13 +151,13 @@ class EtcdMembers:
         return http.client.HTTPSConnection(host, port, context=self._tls), name
 
     def _headers(self) -> dict[str, str]:
-        # With this header, a member without a leader reports an error instead of waiting.
+        # With the header hasleader, a member that has no leader reports an error instead of waiting.
         headers = {"Content-Type": "application/json", "Grpc-Metadata-hasleader": "true"}
         return {**headers, "Authorization": self._token} if self._token else headers
 
 
 def _parsed(url: str) -> tuple[tuple[tuple[str, int], ...], str]:
-    """Return the members' hosts and ports, and the job's name, from the URL."""
+    """Return the hosts and ports of the etcd members, and the job's name, which are in the URL."""
     parts = urlsplit(url)
     job = parts.path.strip("/")
     if "@" in parts.netloc:
@@ -157,19 +165,22 @@ def _parsed(url: str) -> tuple[tuple[tuple[str, int], ...], str]:
             "the URL contains a user name, but a config server's URL is public; set ETCDCTL_USER=NAME:PASSWORD instead"
         )
     if re.fullmatch(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*", job) is None or parts.query or parts.fragment:
-        raise ValueError(f"{url!r} has no job name; write it like {_EXAMPLE}")
+        raise ValueError(f"{url!r} has no job name; write a URL like {_EXAMPLE}")
     members = []
     for member in parts.netloc.split(","):
         found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?", member)
         port = int(found[3] or _PORT) if found else 0
         if found is None or not 0 < port < 65536:
-            raise ValueError(f"{url!r}: {member!r} is not host:port of a member of etcd; write it like {_EXAMPLE}")
+            raise ValueError(f"{url!r}: {member!r} is not host:port of a member of etcd; write a URL like {_EXAMPLE}")
         members.append((found[1] or found[2], port))
     return tuple(members), job
 
 
 def _user_of(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the user by etcdctl's rule: the password follows the name, or is in a separate variable."""
+    """Return the user's name and password, or "" and "".
+
+    As for etcdctl, the password follows the name in ETCDCTL_USER, or is in ETCDCTL_PASSWORD.
+    """
     name, password = env.ETCD_USER.get(environ) or "", env.ETCD_PASSWORD.get(environ)
     if password is None and name:
         name, _, password = name.partition(":")
@@ -239,7 +250,7 @@ def encoded(text: str) -> str:
 
 
 def number(fields: Any, name: str) -> int:
-    """Return an integer field: the gateway writes 64-bit integers as text, and omits zeros."""
+    """Return an integer field of an answer. The gateway writes 64-bit integers as text, and omits zeros."""
     try:
         return int((fields or {}).get(name, 0))
     except (AttributeError, TypeError, ValueError):

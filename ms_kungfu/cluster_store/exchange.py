@@ -1,7 +1,7 @@
-"""One HTTP request, with a limit on its total time and on the bytes of the answer.
+"""Make an HTTP request, with limits on the total time and on the size of the answer.
 
-It uses http.client instead of urllib: urllib follows redirects and uses proxies from the environment, and these must
-never get the job's secret.
+The module uses http.client instead of urllib. urllib would follow redirects and use proxies from the environment, but
+other servers and proxies must never get the job's secret.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any, Callable
 from ms_kungfu._run_time import SLICE_S, run_time
 
 MAX_ANSWER_BYTES = 1024 * 1024
-FAILURES = (OSError, http.client.HTTPException)  # for no answer, a late answer, or an answer that isn't HTTP
+FAILURES = (OSError, http.client.HTTPException)  # there is no answer, it is late, or it isn't HTTP
 
 
 def speaks_tls(error: Exception) -> bool | None:
-    """Return whether the other end uses TLS, judged by the error of a call with TLS; None if unknown.
+    """Return whether the server uses TLS, according to the error of a request with TLS; None if this is unknown.
 
-    The function relies only on exception types, which Python keeps stable, and on OpenSSL's text for an alert. Other
-    texts and reasons vary. For example, if the peer closes the connection during a handshake, the error is EOF,
-    ZERO_RETURN or UNEXPECTED_EOF_WHILE_READING, depending on the patch release.
+    The function uses only exception types, which don't change in Python, and OpenSSL's text for an alert. Other texts
+    and reasons vary. For example, if the server closes the connection during a handshake, the error is EOF, ZERO_RETURN
+    or UNEXPECTED_EOF_WHILE_READING, depending on the patch release.
     """
     if not isinstance(error, ssl.SSLError):
         return None
-    # For other errors, the peer closed the connection, or its answer isn't a TLS record. A peer whose TLS version is
-    # too old usually sends an alert.
+    # After any other error, the server has closed the connection, or its answer isn't a TLS record. A server whose TLS
+    # version is too old usually sends an alert.
     return isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in (error.reason or "")
 
 
@@ -46,7 +46,12 @@ def exchange(
     headers: Mapping[str, str],
     timeout_s: float,
 ) -> tuple[http.client.HTTPResponse, bytes]:
-    """Return the answer with its whole body, and close the connection. Raise one of FAILURES, or TooLongError."""
+    """Make a request, and close the connection. Return the answer and its whole body.
+
+    Raises:
+        FAILURES: there is no complete answer within `timeout_s` seconds, or it isn't HTTP.
+        TooLongError: the answer is longer than the limit.
+    """
     received = bytearray()
     try:
         response, pieces = begin(connection, method, path, body, headers, timeout_s)
@@ -55,7 +60,7 @@ def exchange(
             if len(received) > MAX_ANSWER_BYTES:
                 raise TooLongError(f"answered more than {MAX_ANSWER_BYTES} bytes")
         return response, bytes(received)
-    except socket.timeout:  # a single wait raises it, too, with Python's own text
+    except socket.timeout:  # this replaces Python's own text, which an error of a single wait has
         raise socket.timeout(f"no complete answer within {timeout_s:g} s") from None
     finally:
         connection.close()
@@ -69,7 +74,11 @@ def begin(
     headers: Mapping[str, str],
     timeout_s: float,
 ) -> tuple[http.client.HTTPResponse, Iterator[bytes]]:
-    """Return the answer and stream its body as it arrives. Raise one of FAILURES, now or while the body is read."""
+    """Make a request. Return the answer, and an iterator that yields the pieces of its body as they arrive.
+
+    Raises:
+        FAILURES: as in `exchange`. The iterator may also raise these errors.
+    """
     deadline = run_time() + timeout_s
     connection.timeout = timeout_s
     connection.connect()
@@ -87,23 +96,23 @@ def begin(
             self.fp = io.BufferedReader(_InTime(sock, wait_no_longer))
 
     connection.response_class = Answer
-    wait_no_longer(timeout_s)  # send everything at once: requests are small, and half a request can't be repeated
+    wait_no_longer(timeout_s)  # sending isn't split into slices: requests are small, and a part can't be sent again
     connection.request(method, path, body, dict(headers))
     response = connection.getresponse()
     return response, iter(lambda: response.read1(65536), b"")
 
 
 class _InTime(io.RawIOBase):
-    """Data from a socket, up to a deadline.
+    """Data that a socket receives before a deadline.
 
-    The socket's timeout limits only one slice of a wait (see `run_time`). That isn't enough, because a server may send
-    a single byte from time to time, even of the header.
+    The socket's own timeout isn't enough. It limits only one slice of a wait (see `run_time`), and a server may send
+    the header or the body one byte at a time.
     """
 
     def __init__(self, sock: socket.socket, wait_no_longer: Callable[[], None]) -> None:
         super().__init__()
-        # Don't read from the socket's file object: after one slice has timed out, it reads nothing more. Keep it,
-        # because it keeps the socket open while this object exists.
+        # The socket's file object isn't used for reading, because it reads nothing more after one slice has timed out.
+        # It is stored because it keeps the socket open while this object exists.
         self._sock, self._open, self._wait_no_longer = sock, sock.makefile("rb", buffering=0), wait_no_longer
 
     def readable(self) -> bool:

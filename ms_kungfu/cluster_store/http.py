@@ -1,4 +1,4 @@
-"""The cluster store in a config server, over HTTP."""
+"""Access a cluster store in a config server, over HTTP."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from ms_kungfu.cluster_store.store import StaleVersionError, StoreUnreachableErr
 from ms_kungfu.errors import ConfigServerError
 
 WRITER_HEADER = (
-    # A header, not part of the document: a client that edits a document and sends it back is a different writer.
+    # The writer's name is in a header and not in the document, because a client that edits a document and sends it back
+    # is a different writer.
     "Kungfu-Writer"
 )
 
 
 class HttpClusterStore:
-    """See :class:`ClusterStore`. Each call opens its own connection."""
+    """A cluster store in a config server; see :class:`ClusterStore`. Each call opens its own connection."""
 
     needs_secret = True
 
@@ -32,8 +33,8 @@ class HttpClusterStore:
         try:
             parts = urlsplit(url)
             good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != -1
-            # Check the name as it is sent in the network: an empty part, or a part of more than 63 letters, is
-            # invalid.
+            # This checks the host's name in its encoded form. A name with an empty part, or with a part of more than 63
+            # letters, is invalid.
             good = good and bool(str(parts.hostname).encode("idna")) and (parts.path + parts.query).isascii()
         except ValueError:  # the port isn't a number, or brackets don't match
             good = False
@@ -72,7 +73,7 @@ class HttpClusterStore:
         path = f"{self._path.rstrip('/')}/status"
         status, body, _ = self._request("GET", path, None, self._timeout_s, needs_secret=True)
         try:
-            # The status of a job of this user is only printed, so it may contain paths and commands.
+            # The job belongs to this user and its status is only printed, so the status may contain paths and commands.
             return None if status == 404 else decode(body, MAX_ANSWER_BYTES, raw_bytes=True)
         except MalformedError as error:
             raise ConfigServerError(f"{self.url} gave an answer that isn't a job's status: {error}") from None
@@ -112,15 +113,16 @@ class HttpClusterStore:
         if response.status < 400 or (response.status == 404 and method == "GET"):
             return response.status, received, response.getheader(WRITER_HEADER, "")
         what = _text_of(received)
-        if response.status != 400 or not what:  # with 400, the server says in its words what is wrong with a cluster
+        if response.status != 400 or not what:  # with status 400, the server's own message is complete
             what = f"{method} {self.url}: {response.status} {what}"
         raise (StaleVersionError if response.status == 409 else ConfigServerError)(what)
 
 
 def _tls_for(scheme: str) -> ssl.SSLContext | None:
-    """Return an ssl context with the user's certificates, or else the system's.
+    """Return an SSL context with the user's certificates, or with the system's if the user has set none.
 
-    Raise ValueError if they are invalid.
+    Raises:
+        ValueError: the user's certificates are invalid.
     """
     if scheme != "https":
         return None
@@ -133,19 +135,19 @@ def _text_of_error(error: Exception) -> str:
         return f"its certificate isn't accepted ({error.verify_message}); set {env.TLS_CA.name} to its CA's certificate"
     if speaks_tls(error) is False:
         return (
-            "it doesn't answer with TLS; if it uses none, write http://, or set KUNGFU_TLS_CERT, KUNGFU_TLS_KEY and "
-            "KUNGFU_TLS_CA there, too"
+            "it doesn't answer with TLS; if it doesn't use TLS, write http://, or also set KUNGFU_TLS_CERT, "
+            "KUNGFU_TLS_KEY and KUNGFU_TLS_CA for the config server"
         )
     if isinstance(error, ssl.SSLError) and any(word in (error.reason or "") for word in ("CERTIFICATE", "UNKNOWN_CA")):
         return (
-            f"it rejects this end's certificate, or requires one ({error.reason}); set {env.TLS_CERT.name} and "
-            f"{env.TLS_KEY.name}"
+            f"it rejects this client's certificate, or requires a certificate ({error.reason}); set "
+            f"{env.TLS_CERT.name} and {env.TLS_KEY.name}"
         )
     return str(error) or type(error).__name__
 
 
 def _text_of(body: bytes) -> str:
-    """Return the message in the body of an error answer."""
+    """Return the error message in the body of an answer."""
     try:
         return printable(str(decode_object(body, MAX_ANSWER_BYTES)["error"]))
     except (MalformedError, KeyError):

@@ -1,14 +1,15 @@
-"""The leadership lease of a job's controller, and the snapshot for the next controller, in a store that outlives it.
+"""Keep the leadership lease of a job's controller, and the leader snapshot, in a store that outlives the controller.
 
-There are two keys. The *snapshot* contains what the controller has decided so far. The *holder* is the host that has
-the leadership lease. This key is bound to a lease of the store: the store deletes the key if the lease isn't renewed.
+There are two keys. The *snapshot* key contains what the controller has decided so far, for the next controller. The
+*holder* key contains the host that has the leadership lease. The holder key is bound to a lease in the store, and the
+store deletes the key if the lease isn't renewed.
 
-1. Each write compares both keys. The snapshot must be the one that the writer has read, and the holder key must be
-unchanged since the writer's revision of it. So if two controllers try to take the lease, only one gets it. If a
-controller is paused while another takes the lease, the paused controller can't write any more.
-(`test_leadership_lease.py`.)
-2. The expiry of the lease only permits other hosts to try. The comparisons alone ensure that at most one controller
-decides; no clock is involved.
+1. Each write compares both keys. It succeeds only if the snapshot key has the revision that the writer has read, and
+the holder key hasn't been created or deleted since then. So if two controllers try to take the lease, only one
+succeeds. If a controller is paused while another controller takes the lease, the paused controller can't write any
+more. (`test_leadership_lease.py`.)
+2. When the lease expires, other hosts may try to take it. The comparisons alone ensure that at most one controller
+makes decisions. This doesn't depend on a clock.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 
 from ms_kungfu.errors import ConfigServerError
 
-_MARK = "Mark"  # the key of the mark with which a writer recognises its own write
+_MARK = "Mark"  # the snapshot's field with a mark, by which a writer recognises its own write
 
 
 class LeadershipLostError(ConfigServerError):
@@ -28,7 +29,7 @@ class LeadershipLostError(ConfigServerError):
 
 
 class LeadershipGoneError(LeadershipLostError):
-    """The snapshot has been deleted from the store, and all decisions with it."""
+    """The snapshot has been deleted from the store, so the decisions that it contained are lost."""
 
     def __init__(self) -> None:
         super().__init__("the store has lost the job's keys: a client deleted the keys, or the store lost its data")
@@ -36,10 +37,13 @@ class LeadershipGoneError(LeadershipLostError):
 
 @dataclass(frozen=True)
 class LeadershipState:
-    """The keys in the store.
+    """The contents of the two keys.
 
-    `revision`: the revision of the snapshot, or 0 without a snapshot. `holder`: "" if no host has the lease. `since`:
-    the revision at which the holder took the lease, or 0.
+    Args:
+        snapshot: the leader snapshot; None if there is none.
+        revision: the revision of the snapshot key; 0 if there is no snapshot.
+        holder: the host that has the lease; "" if no host has it.
+        since: the revision at which this host took the lease; 0 if no host has it.
     """
 
     snapshot: Mapping[str, Any] | None = None
@@ -51,29 +55,29 @@ class LeadershipState:
 class LeadershipKeys(Protocol):
     """Access to the two keys in a store.
 
-    Methods may be called from any thread and have a time limit. They raise StoreUnreachableError if there is no
-    answer; the result of a write is then unknown.
+    Methods may be called from any thread, and have a time limit. They raise StoreUnreachableError if the store doesn't
+    answer. It is then unknown whether a write was applied.
     """
 
     def look(self) -> LeadershipState:
-        """Return both keys, read at once."""
+        """Return the contents of both keys, from a single read."""
         ...
 
     def swap(
         self, seen: LeadershipState, snapshot: Mapping[str, Any], holder: str = "", lease: int = 0
     ) -> tuple[bool, LeadershipState]:
-        """Write the snapshot (and, if `lease` is given, the holder) if both keys are unchanged since they were `seen`.
+        """Write the snapshot if both keys still have the contents `seen`. If `lease` isn't 0, also write the holder.
 
-        Return whether they were unchanged, and the present keys.
+        Return whether the keys had the contents `seen`, and the present contents.
         """
         ...
 
     def grant(self, seconds: float) -> tuple[int, float]:
-        """Create a lease. Return the lease and its duration."""
+        """Create a lease in the store. Return the lease's ID and its duration in seconds."""
         ...
 
     def renew(self, lease: int) -> bool:
-        """Renew a lease; return whether it still existed."""
+        """Renew a lease. Return whether the lease still existed."""
         ...
 
     def revoke(self, lease: int) -> None:
@@ -81,26 +85,30 @@ class LeadershipKeys(Protocol):
 
 
 class LeadershipLease:
-    """The controller's side of the lease.
+    """The leadership lease, as the controller uses it.
 
-    Make one call at a time. After StoreUnreachableError a call may be repeated.
+    Only one method may run at a time. After StoreUnreachableError, the caller may repeat the call.
     """
 
     def __init__(self, keys: LeadershipKeys, host: str, lease_s: float) -> None:
         self._keys, self._host, self._requested_s = keys, host, lease_s
         self._held = LeadershipState()
         self._lease = 0
-        self._tried: dict[str, int] = {}  # mark of a write with unknown result -> lease
-        self.lease_s = lease_s  # the duration in the store
+        self._tried: dict[str, int] = {}  # mark of a write that may have been applied -> its lease
+        self.lease_s = lease_s  # the lease's duration; the store may choose a longer one
 
     @property
     def since(self) -> int:
         return self._held.since
 
     def take(self, seen: LeadershipState, snapshot: Mapping[str, Any]) -> None:
-        """Take the lease. Raise LeadershipLostError if another host has it, or has taken it since `seen` was read."""
+        """Take the lease.
+
+        Raises:
+            LeadershipLostError: another host has the lease, or has taken it since `seen` was read.
+        """
         if self._is_own(seen) and seen.holder == self._host:
-            self._holds(seen)  # an earlier attempt took the lease
+            self._holds(seen)  # an earlier call, whose answer was lost, has taken the lease
         elif seen.holder:
             raise LeadershipLostError(f"{seen.holder} has the lease")
         else:
@@ -108,21 +116,21 @@ class LeadershipLease:
             self._swap(seen, snapshot, lease)
 
     def write(self, snapshot: Mapping[str, Any]) -> None:
-        """Write a snapshot. When this returns, the controller may send the snapshot's contents."""
+        """Write a snapshot. When this returns, the controller may send the contents of the snapshot to hosts."""
         try:
             self._swap(self._held, snapshot)
         except LeadershipLostError:
             found = self._keys.look()
             if not self._is_own(found):
                 raise
-            if found.holder:  # an earlier attempt wrote it, and may have taken the lease again
+            if found.holder:  # an earlier call has written a snapshot, and may have taken the lease again
                 self._holds(found)
                 self._swap(found, snapshot)
             else:
                 self.take(found, snapshot)  # the lease had expired
 
     def renew(self) -> None:
-        """Renew the lease, well before it expires."""
+        """Renew the lease. The caller does this well before the lease expires."""
         if self._keys.renew(self._lease):
             return
         found = self._keys.look()
@@ -134,11 +142,11 @@ class LeadershipLease:
         self.take(found, found.snapshot)
 
     def leave(self) -> None:
-        """Release the lease, so that the next controller needn't wait for its expiry."""
+        """Release the lease, so that the next controller needn't wait until the lease expires."""
         self._keys.revoke(self._lease)
 
     def _is_own(self, found: LeadershipState) -> bool:
-        """Return whether this controller has written the present contents."""
+        """Return whether this controller has written the contents `found`."""
         mark = None if found.snapshot is None else found.snapshot.get(_MARK)
         return isinstance(mark, str) and (found.revision == self._held.revision or mark in self._tried)
 
@@ -146,7 +154,7 @@ class LeadershipLease:
         mark = secrets.token_hex(8)
         self._tried[mark] = lease
         done, found = self._keys.swap(seen, {**snapshot, _MARK: mark}, self._host, lease)
-        # The first attempt may have been applied although its answer was lost.
+        # A write may have been applied although its answer was lost, so that the repeated write fails.
         if not done and not (found.snapshot is not None and found.snapshot.get(_MARK) == mark):
             raise (
                 LeadershipGoneError

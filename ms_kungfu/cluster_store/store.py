@@ -1,4 +1,4 @@
-"""The interface of all cluster stores, their errors, and what a store accepts."""
+"""Define the interface of all cluster stores, their errors, and which clusters a store accepts."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from ms_kungfu.errors import ConfigServerError
 
 
 class StoreUnreachableError(ConfigServerError):
-    """There was no answer in time. Whether a write was applied is unknown; retry later."""
+    """The store hasn't answered in time. It is unknown whether a write was applied. The caller may try again later."""
 
     @property
     def question(self) -> str:
-        """Return the message for a store's URL that a user has just entered and that may be wrong."""
+        """Return the message for the case that the user has just entered the store's URL, which may be wrong."""
         return f"{self}; is it running?"
 
 
 class StoreFullError(ConfigServerError):
-    """The store accepts no write until an operator frees space. Its contents can be read."""
+    """The store accepts no writes until an operator frees space. Its contents can still be read."""
 
 
 class StaleVersionError(ConfigServerError):
-    """The compare-and-swap failed: another client has written since the read. Read again, then decide."""
+    """A compare-and-swap has failed, because another client has written first. The caller must read again."""
 
 
 class ClusterStore(Protocol):
-    """The desired cluster, with a version number that only grows. Methods may be called from any thread.
+    """A store of the desired cluster. Each write increases the cluster's version number.
 
-    All methods have a time limit. They raise StoreUnreachableError without an answer, and ConfigServerError if the
-    request is rejected.
+    Methods may be called from any thread, and have a time limit. They raise StoreUnreachableError if the store doesn't
+    answer, and ConfigServerError if the store rejects the request.
     """
 
     @property
@@ -38,32 +38,35 @@ class ClusterStore(Protocol):
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """Return the hosts of the store, as named in the URL."""
+        """Return the hosts of the store, as the URL names them."""
         ...
 
     @property
     def needs_secret(self) -> bool:
-        """Return whether writes need the job's secret. Otherwise the store itself decides on permissions."""
+        """Return whether writes need the job's secret. If they don't, the store itself decides on permissions."""
         ...
 
     def get(self) -> Cluster | None:
-        """Return the desired cluster; None if the store has no cluster."""
+        """Return the desired cluster; None if the store contains no cluster."""
         ...
 
     def put(self, cluster: Cluster) -> Cluster:
-        """Write `cluster`, whose version must be the next one, and return the stored cluster.
+        """Write `cluster`, and return the stored cluster.
 
-        Raise StaleVersionError if another client was faster. The writer's name is `cluster.writer`, or else the name
-        with which the store was opened.
+        The version of `cluster` must be the present version plus one. The name of the writer is `cluster.writer`. If
+        this is "", it is the name that was passed to `open_store`.
+
+        Raises:
+            StaleVersionError: another client has written this version first.
         """
         ...
 
     def watch(self, version: int, timeout_s: float) -> Cluster | None:
-        """Return a cluster with a newer version than `version` as soon as there is one; None after `timeout_s`."""
+        """Wait for a cluster whose version is newer than `version`, and return it; None after `timeout_s` seconds."""
         ...
 
     def status(self) -> Any:
-        """Return the job's status as JSON if the job's launcher runs this store; else None."""
+        """Return the job's status document if the job's launcher runs this store; None if it doesn't."""
         ...
 
     def delete(self) -> None:
@@ -72,12 +75,21 @@ class ClusterStore(Protocol):
 
 
 def next_cluster(document: object, writer: str, held: Cluster | None, last_version: int) -> Cluster:
-    """Return the cluster that a store has after a write of `document`; before the write, it has `held`.
+    """Return the cluster that a store contains after `document` has been written to it.
 
-    `last_version` is the highest version used so far. A document with ``Version`` is a compare-and-swap: it must have
-    the present version plus one. In an empty store it may have any version that was not used before. So if two writers
-    have read the same version, one succeeds and the other gets StaleVersionError. A document without ``Version``
-    always becomes the next version. Raise ValueError for an invalid document.
+    A document with ``Version`` is a compare-and-swap: its version must be the present version plus one. If the store is
+    empty, any version that wasn't used before is allowed. So if two writers have read the same version, one write
+    succeeds, and the other raises StaleVersionError. A document without ``Version`` always becomes the next version.
+
+    Args:
+        document: the cluster to write, as JSON.
+        writer: the name of the writer.
+        held: the cluster in the store before the write; None if the store is empty.
+        last_version: the highest version that was used so far.
+
+    Raises:
+        ValueError: the document is invalid.
+        StaleVersionError: the version of the document isn't the next version.
     """
     wanted = Cluster.from_json(document, writer=writer)
     assert isinstance(document, dict)
@@ -88,7 +100,7 @@ def next_cluster(document: object, writer: str, held: Cluster | None, last_versi
     elif held is not None and wanted.version != last_version + 1:
         raise StaleVersionError(
             f"Version {wanted.version} is not the next version: the present version is {last_version}; "
-            f"read it and send version {last_version + 1}, or leave Version out to overwrite any version"
+            f"read it and send version {last_version + 1}, or omit Version to overwrite any version"
         )
     if "Runners" not in document and held is not None:
         wanted = replace(wanted, runners=held.runners)
@@ -98,19 +110,24 @@ def next_cluster(document: object, writer: str, held: Cluster | None, last_versi
 
 
 class ConfigStore:
-    """What a config server keeps: at most one cluster, and the last version. The caller makes one call at a time.
+    """What a config server stores: at most one cluster, and the last version number.
 
-    `check` may reject a cluster by a ValueError.
+    Only one method may run at a time. `check` raises ValueError to reject a cluster.
     """
 
     def __init__(self, cluster: Cluster | None = None, check: Callable[[Cluster], None] | None = None) -> None:
         self.cluster = cluster
-        # The last used version; it stays when the cluster is deleted.
+        # The last version number that was used. It doesn't change when the cluster is deleted.
         self.version = -1 if cluster is None else cluster.version
         self._check = check
 
     def put(self, document: object, writer: str = "") -> Cluster:
-        """Store the document and return it as stored. ValueError (bad input) and StaleVersionError change nothing."""
+        """Store a cluster, and return the stored cluster. If the method raises an error, it changes nothing.
+
+        Raises:
+            ValueError: the document is invalid, or `check` has rejected it.
+            StaleVersionError: the version of the document isn't the next version.
+        """
         wanted = next_cluster(document, writer, self.cluster, self.version)
         if self._check is not None:
             self._check(wanted)
@@ -118,5 +135,5 @@ class ConfigStore:
         return wanted
 
     def clear(self) -> None:
-        """Delete the cluster, but keep its version."""
+        """Delete the cluster, but keep its version number."""
         self.cluster = None

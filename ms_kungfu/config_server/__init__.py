@@ -1,1 +1,1 @@
-"""The config server holds a job's desired cluster: a store and its HTTP server (`cluster_store` is the client)."""
+"""The config server, which stores a job's desired cluster and serves it over HTTP. `cluster_store` is the client."""

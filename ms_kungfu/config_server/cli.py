@@ -1,4 +1,4 @@
-"""kungfu-config-server: run a config server that outlives the jobs that use it."""
+"""Run a config server that outlives the jobs that use it: the command kungfu-config-server."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from ms_kungfu.config_server.secret_file import SecretFile, SecretFileError, rea
 from ms_kungfu.config_server.server import ConfigServer
 
 PROGRAM = "kungfu-config-server"
-_MAX_BYTES = 1024 * 1024  # the largest file with a cluster
+_MAX_BYTES = 1024 * 1024  # the largest file that -init accepts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the server.
+    """Run the server until a signal or -ttl stops it.
 
-    Exit status: 0 when stopped by a signal or -ttl, 1 if it can't serve, 2 for an invalid command line.
+    Return the exit status: 0 if the server was stopped, 1 if it can't serve, 2 if the command line is invalid.
     """
     parser = FlagParser(PROGRAM, f"{PROGRAM} [flags]", "Stores the desired cluster of an elastic job.")
-    parser.flag("port", "port to listen on; 0: any free port", type=integer(0, 65535), default=9100, metavar="PORT")
+    parser.flag("port", "port to listen on; 0 = any free port", type=integer(0, 65535), default=9100, metavar="PORT")
     parser.flag(
         "host",
-        "address to listen on; any host that can reach it may read the cluster",
+        "address to listen on; any host that can reach this address may read the cluster",
         default="127.0.0.1",
         metavar="HOST",
     )
     parser.flag("init", "JSON file with the first cluster", metavar="FILE")
     parser.flag("endpoint", "path of the URL", default="/config", metavar="PATH")
-    parser.flag("ttl", "stop after this time, e.g. 10m; 0: never", type=duration, default=0.0, metavar="TIME")
+    parser.flag("ttl", "stop after this time, e.g. 10m; 0 = never", type=duration, default=0.0, metavar="TIME")
     try:
         flags, rest = parser.parse(sys.argv[1:] if arguments is None else arguments)
         if rest:
@@ -82,8 +82,8 @@ async def _serve(
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     given = os.environ.get("KUNGFU_JOB_SECRET")
-    # If an earlier server was killed, its secret file still exists. A job may be waiting for a server with that
-    # secret.
+    # If an earlier server was killed, its secret file still exists. A job may be waiting until a server with the same
+    # secret starts.
     server = ConfigServer(ConfigStore(cluster), "", host=host, port=port, path=path, tls=tls)
     left = read_secret(server.url) if port else None
     secret = server.secret = given or left or secrets.token_hex(32)
@@ -99,7 +99,7 @@ async def _serve(
         except SecretFileError as error:
             if not given:
                 return failed(PROGRAM, f"{error}; set KUNGFU_JOB_SECRET instead", 1)
-            print(f"{PROGRAM}: {error}; the secret is KUNGFU_JOB_SECRET", file=sys.stderr)
+            print(f"{PROGRAM}: {error}; writes need the secret in KUNGFU_JOB_SECRET", file=sys.stderr)
         where = f"; the secret for writing is in {file.path}" if file else ""
         print(f"{PROGRAM}: serving {server.url}{where}", flush=True)
         with contextlib.suppress(asyncio.TimeoutError):

@@ -1,12 +1,13 @@
-"""The connections of an aiohttp server to which each user of the machine may connect.
+"""Accept the connections of an aiohttp server to which any user of the machine may connect.
 
 Clients must not be able to disturb the job:
 
-- The number of connections is limited, also to a quarter of the process's file descriptors. Each connection serves one
-  request, by default within ten seconds. At the limit, a new connection closes the connection that has waited longest
-  without a request. So a client that sends its request at once, as ms_kungfu does, is served even if many others are
-  silent or slow. A client in the TLS handshake counts too, and is closed first.
-- A server may also limit the connections from each address. It closes connections beyond that limit.
+- The number of connections is limited, and is at most a quarter of the process's file descriptors. Each connection
+  serves one request, by default within ten seconds. If a new connection exceeds the limit, the server closes the
+  connection that has been open longest without sending a complete request. So a client that sends its request at once,
+  as ms_kungfu does, is served even if many other clients are silent or slow. A connection that is still in the TLS
+  handshake counts, too, and is closed first.
+- A server may also limit the number of connections from each address. It closes connections above that limit.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from aiohttp.http_exceptions import HttpProcessingError
 _log = logging.getLogger(__name__)
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _MAX_MESSAGE = 500
-_REQUEST_S = 10.0  # limit from the connection to the end of the answer
-_PAUSE_S = 0.1  # after the system had no descriptor or memory for a connection
+_REQUEST_S = 10.0  # time limit from the beginning of a connection to the end of the answer
+_PAUSE_S = 0.1  # if the system has no descriptor or memory for a connection, the server tries again after this time
 
 
 class Connection(web.RequestHandler):
-    """One client's connection, for one request."""
+    """A client's connection, which serves one request."""
 
     __slots__ = ("_owner", "source", "timer", "is_served")
 
     def __init__(self, owner: Connections, source: str, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._owner, self.source = owner, source
-        self.is_served = False  # whether its request has arrived and isn't answered yet
+        self.is_served = False  # whether the request has arrived and isn't answered yet
         self.timer: asyncio.TimerHandle | None = self._loop.call_later(_REQUEST_S, self.abort)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -50,10 +51,10 @@ class Connection(web.RequestHandler):
         super().connection_lost(exc)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Log an exception that a handler has raised.
+        """Log an exception that a handler has raised, unless the client has caused it.
 
-        An invalid request, or a request whose body doesn't match its header, is the client's fault and is answered
-        with 400. A client that closes before the answer is also at fault.
+        A client causes an exception if its request is invalid, or if the body of the request doesn't match the header;
+        the answer is then 400. A client also causes an exception if it closes the connection before the answer.
         """
         if not isinstance(kw.get("exc_info"), (HttpProcessingError, web.RequestPayloadError, ConnectionResetError)):
             self._owner.tell_bug(args[0] % args[1:], kw.get("exc_info"))
@@ -61,16 +62,19 @@ class Connection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Answer a request that aiohttp itself rejects, with a message that doesn't repeat the request."""
+        """Answer a request that aiohttp itself rejects. The message doesn't contain parts of the request."""
         if status == 500:
             return super().handle_error(request, status, exc, message)
-        super().handle_error(request, status, exc, "")  # records the error
+        super().handle_error(request, status, exc, "")  # only records the error
         answer = sentence(status, "this is not a valid HTTP request")
         answer.force_close()
         return answer
 
     def may_wait(self, seconds: float | None) -> None:
-        """Extend the request's time limit. None: no limit; the handler then limits each write."""
+        """Extend the time limit of the request by this number of seconds.
+
+        With None there is no limit. The handler must then limit the time of each write.
+        """
         if self.timer is not None:
             self.timer.cancel()
         self.timer = None if seconds is None else self._loop.call_later(seconds + _REQUEST_S, self.abort)
@@ -78,18 +82,22 @@ class Connection(web.RequestHandler):
     def abort(self) -> None:
         self._owner.connections.pop(self, None)
         if self.transport is not None:
-            self.transport.abort()  # send nothing more: a slow reader would delay the end again
+            self.transport.abort()  # drops unsent data, because a slow reader would delay the end
 
 
 def _has_come_here(error: BaseException) -> bool:
-    """Return whether an exception passed through code of this package."""
+    """Return whether the exception was raised in, or passed through, code of this package."""
     return any(frame.f_code.co_filename.startswith(_PACKAGE) for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 class Connections:
-    """Accept at most `limit` connections. All methods run in the event loop of the server's thread.
+    """Accept connections. All methods run in the event loop of the server's thread.
 
-    `where` names the server in log lines. `limit_of`: returns the limit for an address, or None.
+    Args:
+        where: the server's name in log lines.
+        limit: the maximum number of connections.
+        tls: the SSL context; None for no TLS.
+        limit_of: returns the maximum number of connections from an address; None if there is no such limit.
     """
 
     def __init__(
@@ -102,15 +110,15 @@ class Connections:
         self.limit = limit
         self._where, self._tls, self._limit_of = where, tls, limit_of
         self._told: set[str] = set()
-        self.connections: dict[Connection, None] = {}  # in order of arrival
-        # TLS handshakes in order of arrival, not yet among the connections
+        self.connections: dict[Connection, None] = {}  # sorted by arrival
+        # The TLS handshakes, sorted by arrival. They aren't in `connections` yet.
         self._meeting: dict[asyncio.Future[None], None] = {}
 
     def tell_bug(self, message: str, error: BaseException | None) -> None:
-        """Log a bug in the server only once, because clients could repeat it at will.
+        """Log a bug in the server once. Clients could cause it again and again.
 
-        The bug may also be in aiohttp, which returns 500 before it calls the server if it can't quote a client's
-        Expect header.
+        One known bug in aiohttp isn't logged: if aiohttp can't quote a client's Expect header, it answers with 500
+        before it calls this package's code.
         """
         if isinstance(error, UnicodeEncodeError) and not _has_come_here(error):
             return
@@ -119,7 +127,7 @@ class Connections:
             _log.error('internal error: where=%s error="%s"', self._where, message, exc_info=error)
 
     async def accept(self, listener: socket.socket, manager: web.Server | None) -> None:
-        """Accept connections for ever."""
+        """Accept connections until the task is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -156,7 +164,10 @@ class Connections:
             connection.close()
 
     def _make_room(self) -> bool:
-        """Close the connection that has waited longest without having sent a request."""
+        """Close the oldest TLS handshake or, if there is none, the oldest connection without a complete request.
+
+        Return whether there was one.
+        """
         for meeting in self._meeting:
             del self._meeting[meeting]
             meeting.cancel()
@@ -175,12 +186,12 @@ class Connections:
             response: web.StreamResponse = await handler(request)
         finally:
             request.protocol.is_served = False
-        response.force_close()  # otherwise an unauthenticated client could keep the connection open
+        response.force_close()  # so that an unauthenticated client can't keep the connection open
         return response
 
 
 def sentence(status: int, text: str) -> web.Response:
-    """Return an answer with a message for the user."""
-    # The message may quote the input; a limit keeps the answer to invalid input short.
+    """Return an answer with an error message for the user."""
+    # The message may contain the client's input. The limit keeps the answer to long, invalid input short.
     shown = text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "..."
     return web.json_response({"error": shown}, status=status)

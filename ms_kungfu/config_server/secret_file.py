@@ -1,7 +1,8 @@
-"""The job's secret in a file, for ``kungfu-run resize`` of the same user in another shell.
+"""Store the job's secret in a file, where ``kungfu-run resize`` finds it if the same user runs it in another shell.
 
-The file (mode 0600) is in a directory of the user (mode 0700). Both are opened without following links and are checked
-after opening. So neither a link nor another user's directory in /tmp can redirect the secret.
+The file (mode 0600) is in a directory that belongs to the user (mode 0700). Both are opened without following links,
+and are checked after they have been opened. So neither a link nor another user's directory in /tmp can redirect the
+secret.
 """
 
 from __future__ import annotations
@@ -22,25 +23,28 @@ _EVERYBODYS = ("/tmp", "/var/tmp")
 
 
 class SecretFileError(Exception):
-    """A folder for the secret can't be trusted or used. The message is for the user."""
+    """A directory for the secret can't be trusted or used. The message is for the user."""
 
 
 @dataclass(frozen=True)
 class SecretFile:
-    """A secret file that was written, which its writer can remove again."""
+    """A secret file that this process has written and can remove."""
 
     path: Path
     inode: int
 
     def remove(self) -> None:
-        """Remove the file, unless a later server has replaced it."""
+        """Remove the file, unless a later server has replaced the file."""
         with contextlib.suppress(OSError):
             if os.lstat(self.path).st_ino == self.inode:
                 os.unlink(self.path)
 
 
 def write_secret(url: str, secret: str) -> SecretFile:
-    """Write the secret of the config server at `url` for the same user. Replace an earlier server's secret."""
+    """Write the secret of the config server at `url` to a file that only this user can read.
+
+    The file replaces that of an earlier server at the same URL.
+    """
     troubles = []
     for directory in own_directories():
         try:
@@ -64,7 +68,7 @@ def write_secret(url: str, secret: str) -> SecretFile:
 
 
 def read_secret(url: str) -> str | None:
-    """Return the secret that this user's config server at `url` has written; None if no file can be trusted."""
+    """Return the secret of this user's config server at `url`; None if there is no file that can be trusted."""
     for directory in own_directories():
         try:
             with opened(directory) as folder:
@@ -79,7 +83,10 @@ def read_secret(url: str) -> str | None:
 
 
 def servers_of_this_user() -> list[str]:
-    """Return URLs (with the default path) of the config servers that have written a secret; some may have ended."""
+    """Return the URLs of this user's config servers that have a secret file. Some of the servers may have ended.
+
+    The URLs have the default path.
+    """
     found = set()
     for directory in own_directories():
         with contextlib.suppress(OSError, SecretFileError), opened(directory) as folder:
@@ -92,20 +99,20 @@ def servers_of_this_user() -> list[str]:
 
 
 def is_same_server(one: str, other: str) -> bool:
-    """Return whether two URLs belong to the same config server on this machine."""
+    """Return whether two URLs are those of the same config server on this machine."""
     return _name(one) == _name(other)
 
 
 def secret_from(environment: Mapping[str, str], url: str) -> str | None:
-    """Return the secret from the environment, or else from the file for `url`."""
+    """Return the secret from the environment or, if it isn't set there, from the file for `url`."""
     return environment.get("KUNGFU_JOB_SECRET") or read_secret(url)
 
 
 def own_directories() -> Iterator[Path]:
-    """Return candidates for a directory that only this user can access, best first.
+    """Yield candidates for a directory that only this user can access. The best candidate comes first.
 
-    The writer and the reader try all of them, because a user's shells may have different variables. For the same
-    reason /tmp is tried before $TMPDIR.
+    The writer and the reader of a secret try all candidates, because a user's shells may have different environment
+    variables. For the same reason, /tmp comes before $TMPDIR.
     """
     own = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
     if os.path.isdir(own):
@@ -117,7 +124,7 @@ def own_directories() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def made(directory: Path) -> Iterator[int]:
-    """Return a descriptor of a directory, which is created if it is missing."""
+    """Open a directory and yield its descriptor. Create the directory if it doesn't exist."""
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     with opened(directory) as folder:
@@ -126,7 +133,12 @@ def made(directory: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def opened(directory: Path) -> Iterator[int]:
-    """Return a directory's descriptor. Raise SecretFileError if other users can change it, OSError if it is missing."""
+    """Open a directory and yield its descriptor.
+
+    Raises:
+        SecretFileError: other users can access the directory.
+        OSError: the directory doesn't exist or can't be opened.
+    """
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         info = os.fstat(folder)
@@ -139,10 +151,10 @@ def opened(directory: Path) -> Iterator[int]:
 
 def _name(url: str) -> str:
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https"):  # an etcd doesn't belong to a user of this machine
+    if parts.scheme not in ("http", "https"):  # an etcd cluster doesn't belong to a user of this machine
         return quote(url, safe="") + _SUFFIX
     host = parts.hostname or "localhost"
-    # 127.0.0.1, localhost and similar names are the same server; the port distinguishes servers.
+    # With 127.0.0.1, localhost and similar names, a URL means a server on this machine, which its port identifies.
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host)
         if address.is_loopback or address.is_unspecified:

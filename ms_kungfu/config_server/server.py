@@ -1,24 +1,25 @@
-"""The HTTP server of a ConfigStore, with aiohttp.
+"""Serve a ConfigStore over HTTP, with aiohttp.
 
 - ``GET /config`` returns ``{"Runners": [...], "Workers": [...], "Version": n}``, or 404 if there is no cluster. With
-  ``?newer_than=V&timeout=S`` it returns as soon as there is a newer version than V (304 after S seconds, at most 60).
+  ``?newer_than=V&timeout=S``, the server answers as soon as there is a cluster version newer than V. After S seconds
+  (at most 60), it answers with 304.
 - ``PUT``, and ``POST`` with a body, store a cluster and return the stored cluster. ``DELETE``, and ``POST`` without a
-  body, delete the cluster. If a write has the header ``Kungfu-Writer: <id>``, each read of that version returns the
-  header.
-- ``GET /config/status`` returns the job's status if the job has embedded the server, else 404.
-- Reading the cluster needs no authentication. The status and writes need ``Authorization: Bearer <secret>``: 401
-  without it, 403 if the secret is wrong.
-- 400 means that a document is invalid, 409 that its Version is stale, 413 that it is too long. The body of the answer
-  gives the reason. A rejected write changes nothing.
+  body, delete the cluster. If a write has the header ``Kungfu-Writer: <id>``, the answer to each read of the written
+  version has this header.
+- ``GET /config/status`` returns the job's status, or 404 if the server isn't embedded in a job.
+- Reading the cluster needs no authentication. Reading the status, and writes, need ``Authorization: Bearer <secret>``.
+  The answer is 401 if this header is missing, and 403 if the secret is wrong.
+- 400 means that a document is invalid, 409 that its Version is stale, and 413 that it is too long. The body of the
+  answer gives the reason. A rejected write changes nothing.
 
-Every user of the machine may connect, so clients must not be able to disturb the job:
+Any user of the machine may connect, so clients must not be able to disturb the job:
 
 - The server has its own thread and event loop. If the loop fails, the server logs the error and restarts on the same
-  port. The store belongs to the job's event loop, where every write runs.
-- The number of connections is limited (`connections`). Each connection serves one request within ten seconds, plus the
-  waiting time for a newer version.
-- At most half of the connections may wait for a newer version. Further requests are answered at once, as if their time
-  were over. A store's `watch` then returns early, and its caller repeats it.
+  port. The store belongs to the job's event loop, in which all writes run.
+- The number of connections is limited (`connections`). Each connection serves one request within ten seconds. A request
+  that waits for a newer version may take its waiting time longer.
+- At most half of the connections may wait for a newer version. The server answers further requests at once, as if their
+  waiting time were over. A store's `watch` then returns early, and its caller calls it again.
 """
 
 from __future__ import annotations
@@ -60,9 +61,19 @@ _STOP_S = 2.0
 
 @dataclass(eq=False, repr=False)
 class ConfigServer:
-    """Serve a store. The store, `on_change` and all methods belong to the event loop that has called `start`.
+    """Serve a store over HTTP.
 
-    `on_change` is called after each successful write, with the new cluster or None.
+    The store, `on_change` and all methods may be used only in the event loop in which `start` was called.
+
+    Args:
+        store: the store.
+        secret: the secret that writes need.
+        host: the address to listen on.
+        port: the port to listen on; 0 for any free port.
+        path: the path of the URL.
+        tls: if this is set, the server uses https.
+        on_change: called after each successful write, with the new cluster, or with None if it was deleted.
+        on_status: returns the job's status. It never raises an exception.
     """
 
     store: ConfigStore
@@ -70,9 +81,9 @@ class ConfigServer:
     host: str = "127.0.0.1"
     port: int = 0
     path: str = "/config"
-    tls: ssl.SSLContext | None = None  # if set, the server uses https
+    tls: ssl.SSLContext | None = None
     on_change: Callable[[Cluster | None], None] | None = None
-    on_status: Callable[[], dict[str, Any]] | None = None  # returns the job's status; it never raises
+    on_status: Callable[[], dict[str, Any]] | None = None
     _listeners: list[socket.socket] = field(default_factory=list, init=False)
     _owner: asyncio.AbstractEventLoop = field(init=False)
     _face: _Face | None = field(default=None, init=False)
@@ -85,7 +96,11 @@ class ConfigServer:
         return f"{'http' if self.tls is None else 'https'}://{host}:{self.port}{self.path}"
 
     async def start(self) -> None:
-        """Bind and serve. Raise OSError if the port is in use. Port 0: any free port, see `url`."""
+        """Listen on the port, and serve. If the port is 0, listen on any free port, which `url` then contains.
+
+        Raises:
+            OSError: the port can't be used.
+        """
         self._owner = asyncio.get_running_loop()
         for family, _, _, _, address in await self._owner.getaddrinfo(
             self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -116,12 +131,12 @@ class ConfigServer:
         self._listeners.clear()
 
     def put(self, document: object, writer: str = "") -> Cluster:
-        """Store a document for this process, as a PUT does, and notify each waiting client."""
+        """Store a document that this process writes, as for a PUT request, and notify the waiting clients."""
         try:
             cluster = self.store.put(document, writer)
         except (ValueError, StaleVersionError):
             raise
-        except Exception as error:  # the document caused the error: it is rejected, and nothing has changed
+        except Exception as error:  # an unexpected error: the document is rejected, and nothing has changed
             _log.error('internal error: where=config-server error="%r"', error, exc_info=error)
             raise ValueError(f"internal error: {error!r}") from error
         self._changed(cluster)
@@ -149,7 +164,7 @@ class ConfigServer:
                 self._stopping.wait(_RESTART_S)
 
     async def write(self, body: bytes, writer: str) -> Cluster:
-        """Store a client's document with `put`."""
+        """Store the document that a client has sent."""
         try:
             document = decode(body, _MAX_BODY_BYTES)
         except MalformedError as error:
@@ -176,7 +191,7 @@ class ConfigServer:
                 outcome.set_exception(error)
             except BaseException as error:
                 outcome.set_exception(RuntimeError("internal error"))
-                raise error  # a bug in the owner of the store: the owner's event loop gets the error
+                raise error  # this is a bug in the job's code, so the job's event loop gets the error, too
 
         self._owner.call_soon_threadsafe(run)
         return await asyncio.wrap_future(outcome)
@@ -193,10 +208,10 @@ class ConfigServer:
 
 
 class _Face(Connections):
-    """The HTTP side of one server. Except for `wake` and `stop`, it runs in the server's thread.
+    """The part of a server that handles HTTP. All its methods except `wake` and `stop` run in the server's thread.
 
-    It reads the store's cluster through a single reference. Another thread may replace the reference,
-    but doesn't modify the cluster.
+    It reads the store's cluster through a single reference. Another thread may replace the reference, but
+    never modifies a cluster.
     """
 
     def __init__(self, server: ConfigServer, listeners: Sequence[socket.socket]) -> None:
@@ -209,7 +224,7 @@ class _Face(Connections):
         self._waiting = 0
 
     def wake(self) -> None:
-        """Signal that the store has changed."""
+        """Wake the requests that wait for a newer version, because the store has changed."""
         self._call(self._wake)
 
     def stop(self) -> None:
@@ -217,7 +232,7 @@ class _Face(Connections):
 
     def _call(self, function: Callable[[], None]) -> None:
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed already
+            with contextlib.suppress(RuntimeError):  # the loop may be closed already
                 self._loop.call_soon_threadsafe(function)
 
     def _wake(self) -> None:
@@ -225,7 +240,7 @@ class _Face(Connections):
         self._changed = asyncio.Event()
 
     async def serve(self, stopping: threading.Event) -> None:
-        """Serve until `stop`. If the server fails, raise the exception that caused it."""
+        """Serve until `stop` is called. If the server fails, raise the exception that caused the failure."""
         self._changed, self._stopped = asyncio.Event(), asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(lambda _, what: self.tell_bug(what["message"], what.get("exception")))
@@ -236,7 +251,8 @@ class _Face(Connections):
         application.router.add_get(f"{self._server.path.rstrip('/')}/status", self._status)
         for method in ("PUT", "POST", "DELETE"):
             application.router.add_route(method, self._server.path, self._write)
-        # A long poll must not delay the end of the job, and ends when its client closes the connection.
+        # A request that waits for a newer version must not delay the end of the job. It also ends when its client
+        # closes the connection.
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._stopped.wait())]
@@ -257,7 +273,7 @@ class _Face(Connections):
             if not math.isfinite(wait_s):
                 raise ValueError
         except ValueError:
-            return sentence(400, "newer_than must be a version and timeout a number of seconds")
+            return sentence(400, "newer_than must be a version number, and timeout must be a number of seconds")
         cluster = self._server.store.cluster
         if "newer_than" in request.query:
             cluster = await self._newer(request, newer_than, min(max(wait_s, 0.0), _MAX_WAIT_S))
@@ -275,7 +291,7 @@ class _Face(Connections):
         return web.json_response(document)
 
     async def _newer(self, request: web.Request, newer_than: int, wait_s: float) -> Cluster | None:
-        """Return the cluster once it is newer than `newer_than`, or the present cluster after `wait_s`."""
+        """Wait until the cluster is newer than `newer_than`, at most `wait_s` seconds. Return the present cluster."""
         if self._waiting >= self.limit // 2:
             wait_s = 0.0
         loop = asyncio.get_running_loop()
@@ -285,7 +301,7 @@ class _Face(Connections):
         self._waiting += 1
         try:
             while True:
-                changed = self._changed  # read this before the cluster, so that a later change sets it
+                changed = self._changed  # this is read before the cluster, so that a later change sets this event
                 cluster = self._server.store.cluster
                 left = deadline - loop.time()
                 if (cluster is not None and cluster.version > newer_than) or left <= 0:
@@ -304,7 +320,7 @@ class _Face(Connections):
                 b"" if request.method == "DELETE" else await request.read()
             )  # a body over client_max_size is answered with 413
         except web.RequestPayloadError:
-            return sentence(400, "the body is not what its header says")
+            return sentence(400, "the body of the request doesn't match the header")
         try:
             if not body and request.method != "PUT":
                 await self._server.forget()

@@ -1,7 +1,7 @@
-"""Replace some of MindSpore's names for a program.
+"""Replace some of MindSpore's functions and classes in the program's process.
 
-MindSpore's files aren't changed. MindSpore's own modules keep the names that they imported earlier, except for the few
-names that make a training step data parallel.
+MindSpore's files aren't changed. Most of MindSpore's own modules still use the original functions. The exceptions are
+the few functions that make a training step data parallel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _given = False
 
 
 def give() -> None:
-    """Replace the names from now on. Called as soon as MindSpore has been imported."""
+    """Replace MindSpore's functions from now on. This is called as soon as MindSpore has been imported."""
     global _given
     if _given:
         return
@@ -88,7 +88,10 @@ def _functions(communication: ModuleType) -> dict[str, Any]:
 
 
 def _give_process_groups(name: str, relative: str, communication: ModuleType) -> None:
-    """Replace a module's names that torch also has, even if `relative` has other functions of these names."""
+    """Replace the functions in `__all__` of the module `name`. Their names are those of torch's functions.
+
+    Also replace them in the module `relative` if it has the same functions.
+    """
     module = sys.modules.get(name)
     for each in getattr(module, "__all__", ()):
         stock, ours = getattr(module, each), communication.of_process_groups(name, each)
@@ -98,7 +101,7 @@ def _give_process_groups(name: str, relative: str, communication: ModuleType) ->
 
 
 def _put(modules: tuple[str, ...], names: dict[str, Any]) -> None:
-    """Replace only names that the module has, because MindSpore's versions differ."""
+    """Replace names in the modules that have them. MindSpore's versions have different names."""
     for module in modules:
         found = sys.modules.get(module)
         for name, value in names.items():

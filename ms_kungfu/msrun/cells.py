@@ -1,4 +1,4 @@
-"""Track the cells that a program has created, in the order of creation, which is the same on all workers."""
+"""Track the cells that a program has created. The order in which it creates cells is the same on all workers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _cells: list[weakref.ref[Any]] = []
 
 
 def noting(init: Callable[..., None]) -> Callable[..., None]:
-    """Return the replacement of ``nn.Cell.__init__``."""
+    """Return the replacement for ``nn.Cell.__init__``, which records the cell."""
 
     def __init__(self: Any, *arguments: Any, **named: Any) -> None:
         init(self, *arguments, **named)
-        if len(_cells) % 1024 == 1023:  # drop dead references: a program may create cells in each step
+        if len(_cells) % 1024 == 1023:  # drop dead references, because a program may create cells in each step
             _cells[:] = [known for known in _cells if known() is not None]
         _cells.append(weakref.ref(self))
 
@@ -37,15 +37,15 @@ def has_optimizers() -> bool:
 
 
 def updates() -> int:
-    """Return the number of updates so far by all of the program's optimizers that count their updates."""
+    """Return how many updates the program's optimizers have made so far, as far as the optimizers count them."""
     counts = [_count_of(cell) for cell in living()]
     return sum(int(count.asnumpy().reshape(-1)[0]) for count in counts if count is not None)
 
 
 def trained_by_groups() -> int:
-    """Return a checksum of the weights that optimizers with ``param_groups`` train; an update changes it.
+    """Return a checksum of the weights that optimizers with ``param_groups`` train; 0 if there are no such optimizers.
 
-    Some of these optimizers don't count their updates (``experimental.optim.SGD``). Return 0 if there are none.
+    Some of these optimizers don't count their updates (``experimental.optim.SGD``), but an update changes the checksum.
     """
     groups = [group for cell in living() if inventory.is_grouped(cell) for group in cell.param_groups]
     found = 0
@@ -57,7 +57,7 @@ def trained_by_groups() -> int:
 
 
 def _count_of(cell: Any) -> Any:
-    """Return the Parameter in which an optimizer counts its updates; None for all other cells."""
+    """Return the Parameter in which an optimizer counts its updates; None if the cell has no such Parameter."""
     if isinstance(cell, nn.Optimizer):
         return getattr(cell, "global_step", None)
     if inventory.is_grouped(cell):

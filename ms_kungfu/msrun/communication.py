@@ -1,4 +1,4 @@
-"""The replaced functions of ``mindspore.communication``, which describe the virtual world."""
+"""Replace the functions of ``mindspore.communication``, so that they describe the virtual world."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Callable, NoReturn
 from ms_kungfu.msrun import world
 
 WORLD_GROUPS = ("hccl_world_group", "nccl_world_group", "mccl_world_group")
-_groups: set[str] = set()  # groups that the program has created; each has all ranks
+_groups: set[str] = set()  # names of the groups that the program has created; each group has all ranks
 _BACKENDS = ("hccl", "nccl", "mccl", None)
 
 
@@ -18,7 +18,7 @@ def refused(what: str, why: str) -> RuntimeError:
 
 
 def check_group(group: Any) -> None:
-    """Raise an error unless the group has all ranks."""
+    """Raise an error if `group` isn't a known group. All known groups have all ranks."""
     if group is None or group in WORLD_GROUPS or group in _groups:
         return
     if not isinstance(group, str):
@@ -34,19 +34,19 @@ def init(backend_name: str | None = None) -> None:
 
 
 def release() -> None:
-    """From now on, tell the program that it is a single process."""
+    """Make the other functions describe a single process from now on."""
     _groups.clear()
     world.end()
 
 
 def get_rank(group: str | None = None) -> int:
-    """Return the worker's virtual rank, which never changes."""
+    """Return this worker's virtual rank, which never changes; 0 if the program hasn't called `init`."""
     check_group(group)
     return world.rank() if world.begun() else 0
 
 
 def get_group_size(group: str | None = None) -> int:
-    """Return V, regardless of the cluster's size."""
+    """Return V, the number of virtual ranks, at any cluster size; 1 if the program hasn't called `init`."""
     check_group(group)
     return world.size() if world.begun() else 1
 
@@ -70,11 +70,11 @@ def _of_everybody(group: str, rank: int) -> int:
 
 def create_group(group: str, rank_ids: Sequence[int], options: Any = None) -> None:
     """Create a group of all ranks. Reject any other group."""
-    del options  # options of a backend, and no backend is used here
+    del options  # these are for a backend, but no backend is used here
     if sorted(rank_ids) != list(range(get_group_size())):
         raise refused(
             f"create_group({group!r}, {list(rank_ids)})",
-            "each worker stands for several ranks, and workers may change; only the group of all ranks is supported",
+            "a worker does the work of several ranks, and workers may change; only the group of all ranks is supported",
         )
     _groups.add(group)
 
@@ -95,7 +95,7 @@ def get_comm_name(group: str | None = None) -> NoReturn:
 
 
 def refusing(name: str, why: str) -> Callable[..., NoReturn]:
-    """Return a function with this name that raises an error with the reason why it isn't supported."""
+    """Return a function with this name that raises an error. The error says `why` the function isn't supported."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise refused(name, why)
@@ -105,7 +105,7 @@ def refusing(name: str, why: str) -> Callable[..., NoReturn]:
 
 
 def of_process_groups(module: str, name: str) -> Callable[..., Any]:
-    """Return the replacements for ``mindspore.mint.distributed`` and ``mindspore.ops.communication``."""
+    """Return the replacement for a function of ``mindspore.mint.distributed`` or ``mindspore.ops.communication``."""
     answered: dict[str, Callable[..., Any]] = {
         "get_rank": get_rank,
         "get_world_size": get_group_size,

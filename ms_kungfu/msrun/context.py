@@ -1,4 +1,4 @@
-"""Replace ``set_auto_parallel_context`` and related functions. The settings are kept here, not in MindSpore."""
+"""Replace ``set_auto_parallel_context`` and related functions. This module stores the settings, not MindSpore."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _DEFAULTS: dict[str, Any] = {
     "parallel_mode": "stand_alone",
     "gradients_mean": False,
     "parameter_broadcast": False,
-    "device_num": None,  # V
+    "device_num": None,  # this is always V
     "global_rank": None,
 }
 _OWN = ("comm_fusion", "all_reduce_fusion_config")  # MindSpore's own settings that are supported here
-# Settings that are rejected, with the values that are accepted because they have no effect.
+# Settings that are rejected, except with these values, which have no effect.
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "enable_parallel_optimizer": (False,),
     "pipeline_stages": (1,),
@@ -39,7 +39,7 @@ _stock_reset: Callable[[], None] = stock.reset_auto_parallel_context
 
 
 def set_auto_parallel_context(**settings: Any) -> None:
-    """Change all given settings, or none if one is rejected."""
+    """Change the given settings. If one of them is rejected, change none."""
     for name, value in settings.items():
         _check(name, value)
     _set.update({name: value for name, value in settings.items() if name in _DEFAULTS})
@@ -67,7 +67,7 @@ def _check(name: str, value: Any) -> None:
 
 
 def get_auto_parallel_context(attr_key: str) -> Any:
-    """Return the program's setting, or else MindSpore's own setting."""
+    """Return a setting from this module, or from MindSpore if this module doesn't store the setting."""
     if attr_key in ("device_num", "global_rank"):
         return device_num() if attr_key == "device_num" else world.rank()
     return _set[attr_key] if attr_key in _set else _stock_get(attr_key)

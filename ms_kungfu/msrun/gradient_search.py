@@ -1,4 +1,4 @@
-"""Find out whether a function or cell of the program computes gradients."""
+"""Find out whether a function or cell in the program computes gradients."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mindspore.ops.function.grad import grad_func
 
 MARK = "kungfu_gradient"
 """An attribute that marks the gradient functions that `ms_kungfu.msrun.rank_batches` has replaced."""
-# A program's function computes a gradient if it uses one of these names.
+# A function in the program counts as one that computes gradients if it uses one of these objects or names.
 _MAKERS = {id(maker) for maker in (GradOperation, _Grad, grad_func.grad, grad_func.value_and_grad)}
 _NAMES = {"value_and_grad", "GradOperation"}
 _known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def differentiates(function: Any, *arguments: Any) -> bool:
-    """Return whether a function or cell uses a gradient function, judging by the objects and names in it."""
+    """Return whether a function or cell uses a gradient function, according to the objects and names in it."""
     function = getattr(function, "__func__", function)
     if function not in _known:
         held = [each for each in arguments if not isinstance(each, (ms.Tensor, int, float, tuple, list, dict))]
@@ -35,7 +35,7 @@ def differentiates(function: Any, *arguments: Any) -> bool:
 class _Search:
     """A search for gradient functions among the objects and names in a function or cell."""
 
-    _MOST = 100_000  # most objects to search
+    _MOST = 100_000  # the search ends after this many objects
 
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}  # keeps objects alive, so that no new object reuses an id
@@ -87,7 +87,7 @@ class _Search:
 
 
 def names_in(code: CodeType) -> Iterator[str]:
-    """Return the global names that the code uses."""
+    """Return the global names, attributes and free variables that the code uses."""
     yield from (*code.co_names, *code.co_freevars)
     for inner in code.co_consts:
         if isinstance(inner, CodeType):

@@ -1,10 +1,12 @@
-"""Replace MindSpore's names in an unchanged program when it imports MindSpore, before it uses the names.
+"""Replace MindSpore's functions in an unchanged program as soon as the program imports MindSpore.
 
-When a Python interpreter of the environment starts, it runs cmake/ms_kungfu_alias.pth, which is installed next to the
-package. This works for ``python train.py``, ``python -m``, and Python in a shell script. If ``KUNGFU_MSRUN_SIZE`` is
-set, that file inserts a finder before all others. The finder calls `spec` when ``mindspore`` is imported. (A
-``sitecustomize`` module would replace an existing one, and a wrapper of the command has no effect inside a shell
-script.)
+The file cmake/ms_kungfu_alias.pth is installed next to the package. Each Python interpreter that uses this installation
+runs the file when the interpreter starts, with ``python train.py``, with ``python -m``, and in a shell script. If
+``KUNGFU_MSRUN_SIZE`` is set, the file installs an import finder that comes before all other finders. The finder calls
+`spec` when the program imports ``mindspore``.
+
+Two other methods don't work as well. A ``sitecustomize`` module would replace one that the user already has. A wrapper
+around the command has no effect on Python inside a shell script.
 """
 
 from __future__ import annotations

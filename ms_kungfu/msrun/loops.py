@@ -1,24 +1,25 @@
-"""A program's own training loop, over a dataset that the program has sharded for V ranks.
+"""Support a program's own training loop, over a dataset that the program has sharded for V ranks.
 
     for image, label in dataset:
         loss, gradients = gradient(image, label)
         optimizer(reducer(gradients))
 
-Such a loop doesn't say where a step ends or what it trains. So a step ends when the loop requests the next batch. All
-cells that the program has created before its first batch are kept equal on all workers. The first sharded dataset that
-the program reads after it has created a reducer is the training dataset. A loop over any other dataset is an
-evaluation, in which each worker sees all samples.
+Such a loop doesn't say where a step ends or what it trains. So these rules apply:
 
-A joining worker runs the loops from their start. The joining worker gets the number of passes over the dataset that
-the other workers have begun. Each of its own passes up to there ends at once. Until it has caught up, it takes part in
-no collective (`world.takes_part`).
+- A step ends when the loop requests the next batch.
+- All cells that the program has created before its first batch are kept equal on all workers.
+- The training dataset is the first sharded dataset that the program reads after it has created a reducer.
+- A loop over any other dataset is an evaluation, in which each worker sees all samples.
+- If the program trains with `Model.train`, each loop is an evaluation.
 
-The cluster changes only after the last step of a pass. A loop may count its batches (`enumerate`) and do something
-every few batches, which all workers must do at the same batch. A worker that joined within a pass would count from 0.
-It would then wait for the others in one operation while they wait in another. Failures don't have this problem,
-because the survivors keep their counts.
+A joining worker runs the program from its start, so it begins with the first pass over the dataset. It gets the number
+of passes that the other workers have begun. Until it reaches the same pass, each of its passes ends at once, and it
+takes part in no collective (`world.takes_part`).
 
-If `Model.train` trains, a loop is an evaluation.
+The cluster changes only after the last step of a pass. The reason is that a loop may count its batches (`enumerate`)
+and do something every few batches, which all workers must do at the same batch. A worker that joined during a pass
+would count from 0. It would then wait for the other workers in one operation while they wait in another operation.
+A failure during a pass causes no such problem, because the surviving workers keep their counts.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 def _outermost() -> list[Any]:
     """Return the living cells that aren't inside another cell."""
-    gc.collect()  # remove unowned cells, so that all workers find the same cells
+    gc.collect()  # removes unused cells, so that all workers find the same cells
     found = list({id(cell): cell for cell in cells.living()}.values())
     inner = {id(cell) for outer in found for _, cell in outer.cells_and_names() if cell is not outer}
     known = {id(cell) for cell in found} | inner
@@ -57,16 +58,16 @@ def _outermost() -> list[Any]:
 
 
 class _Training:
-    """Training by the program's own loop.
+    """Training with the program's own loop. A program has at most one such object.
 
-    A program has at most one. The cluster changes between passes over its dataset.
+    The cluster changes only between passes over the training dataset.
     """
 
     def __init__(self, source: Any) -> None:
         self.source = source
         self.data = pipelines.elastic(source, by_shards=False)
         self._passes, self._passes_of_others = 0, 0
-        self._is_broken_off = False  # whether the pass ends at the present step
+        self._is_broken_off = False  # whether the program has left the loop early, so that the pass ends now
         told = Component("passes", lambda: [self._passes, self._is_broken_off], self._hear)
         cells = _outermost()
         self._elastic = ElasticTraining(*cells, dataset=self.data, components=[told, objects.component(cells)])
@@ -75,10 +76,10 @@ class _Training:
         changes.prepare, changes.may_follow = self._copy_rest, self._is_between_passes
         changes.defers_until = "the loop has ended its pass over the dataset"
         changes.agree_on_trained = self._agree_on_trained
-        self.taken = False  # whether a batch was taken whose step hasn't ended
+        self.taken = False  # whether the loop has taken a batch whose step hasn't ended
         self.in_pass = False
-        self._batches = 0  # batches of this pass that were taken
-        self._updates = 0  # count of updates when this pass began
+        self._batches = 0  # how many batches the loop has taken in this pass
+        self._updates = 0  # the optimizers' count of updates when this pass began
 
     def _agree_on_trained(self, joins: bool) -> None:
         self._elastic.carried.trained = tuple(self._rest.agree(joins))
@@ -92,20 +93,21 @@ class _Training:
 
     def _hear(self, told: Sequence[Any]) -> None:
         passes, broken_off = told
-        # The other workers have left that pass, and have done the work after it.
+        # If the other workers have left their pass early, that pass is over for a joining worker, too.
         self._passes_of_others = passes + 1 if broken_off else passes
         self._is_broken_off = broken_off
 
     def begin_pass(self) -> None:
         self._passes += 1
-        # Operations in the queue belong to the previous pass, in which this worker may have taken no part.
+        # Operations in the queue belong to the previous pass. This worker may not have taken part in that pass, so
+        # they must end before `world.takes_part` changes.
         wait_for_queue()
         if self._passes == 1:
             self._elastic.begin()
         self._batches, self._updates = 0, cells.updates()
         world.pass_by(self._passes < self._passes_of_others)
         self.in_pass = not world.passes_by()
-        if self.in_pass and self._is_broken_off:  # the other workers do the same now, in `break_off`
+        if self.in_pass and self._is_broken_off:  # a joining worker; the other workers do the same in `break_off`
             self._leave_out_the_rest()
             self.in_pass = True
 
@@ -119,19 +121,19 @@ class _Training:
             self._elastic.step_end()
 
     def break_off(self) -> None:
-        """End a pass whose loop the program has left early to begin a new pass, as in MindSpore.
+        """End a pass whose loop the program has left early, because the program begins a new pass.
 
         All workers have left the loop at the same batch.
         """
         updates = cells.updates() - self._updates
         self._is_broken_off = True
-        # The batch counts as untrained if it caused no update while every earlier batch caused the same number of
-        # updates.
+        # If each batch of the pass except the last one has caused the same number of updates, and the last one has
+        # caused none, then the last batch counts as untrained.
         if self._batches > 1 and updates % self._batches and updates % (self._batches - 1) == 0:
             self.taken = False
         if self.taken:
             self.step_end()
-        elif not self._elastic.should_stop:  # when the last step ended, the pass wasn't over yet
+        elif not self._elastic.should_stop:  # the last step couldn't change the cluster, because the pass wasn't over
             self._elastic.changes.change_to(behind_a_step=True)
         self._leave_out_the_rest()
 
@@ -144,13 +146,13 @@ class _Training:
         self.in_pass = False
         if self._passes == 1 and not self._passes_of_others and self._updates == cells.updates():
             _log.warning(
-                "misuse: check=msrun. The first loop over a sharded dataset after a reducer exists counts "
-                "as the training loop, but no optimizer made a step in it; run an evaluation loop only "
+                "misuse: check=msrun. The first loop over a sharded dataset after a reducer was created counts "
+                "as the training loop, but no optimizer made a step in that loop; run an evaluation loop only "
                 "after the training loop"
             )
-        self._elastic.average_statistics()  # because an evaluation may follow
-        # A value that depends on the program's own count over all passes, such as a learning rate, differs on a worker
-        # that has joined.
+        self._elastic.average_statistics()  # an evaluation may follow, in which the workers' statistics must be equal
+        # A learning rate, for example, may depend on a count that the program keeps over all passes. Such a value
+        # differs on a worker that has joined later.
         self._elastic.check_sameness()
         self._elastic.epoch_end()
 
@@ -161,11 +163,11 @@ _training: _Training | None = None
 class Unsharded:
     """An iterator over a dataset that isn't sharded, for example for an evaluation.
 
-    If a program trains with it, a warning is logged. Each worker would then train all samples, or those that it
-    selects by its rank, and no gradient would reach another worker.
+    If the program trains with this iterator, an error is raised. Each worker would otherwise train all samples, or
+    those that the worker selects by its rank, and the workers' gradients wouldn't be combined.
     """
 
-    _LOOKS = 3  # check for training at this many batches
+    _LOOKS = 3  # how many batches are checked for training
 
     def __init__(self, iterator: Any) -> None:
         self._iterator, self._looks, self._updates = iterator, 0, 0
@@ -179,8 +181,8 @@ class Unsharded:
             if self._looks > 0 and updates != self._updates:
                 raise refused(
                     "a loop that trains with a dataset that isn't sharded",
-                    f"give it num_shards=get_group_size(), which is {world.size()}, and shard_id=get_rank(); samples "
-                    "that a program selects by its rank, and zip(), can't be partitioned again",
+                    f"give the dataset num_shards=get_group_size(), which is {world.size()}, and shard_id=get_rank(); "
+                    "samples that a program selects by its rank, and zip(), can't be partitioned again",
                 )
             self._looks, self._updates = self._looks + 1, updates
         return next(self._iterator)
@@ -192,12 +194,12 @@ class Unsharded:
 
 
 class Loop:
-    """The replacement of an iterator over a sharded dataset. `make` returns an iterator over a given dataset."""
+    """The replacement for an iterator over a sharded dataset. `make` returns MindSpore's iterator over a dataset."""
 
     def __init__(self, source: Any, make: Callable[[Any], Any]) -> None:
         self._source, self._make = source, make
         self._batches: Any = None
-        self._trains: bool | None = None  # None: not known yet
+        self._trains: bool | None = None  # None if this isn't known yet
         self._in_pass = False
         self._looked = False
         self._updates: int | None = None  # number of updates when an evaluation began
@@ -213,7 +215,7 @@ class Loop:
         return self._next_to_train() if self._trains else self._next_to_evaluate()
 
     def _first_look(self) -> Any:
-        """Decide at a batch whether this loop trains, before the program has a reducer."""
+        """Return one batch before the program has a reducer, e.g. for its shape; raise an error at a second batch."""
         if self._looked:
             raise refused(
                 "a loop over a sharded dataset in a program without a gradient reducer",
@@ -224,7 +226,7 @@ class Loop:
 
     def _decide(self) -> None:
         global _training
-        if _training is None and program.current().calls == 0:  # otherwise `Model.train` trains
+        if _training is None and program.current().calls == 0:  # if there were calls, the program uses `Model.train`
             _training = _Training(self._source)
         self._trains = _training is not None and _training.source is self._source
         if _training is None or not self._trains:
@@ -268,7 +270,7 @@ class Loop:
                 "before any evaluation dataset",
             )
         self._updates = updates
-        cut = self._in_pass and world.passes_by()  # for a pass that is over, one batch is enough
+        cut = self._in_pass and world.passes_by()  # one batch is enough if the other workers have finished this pass
         batch = None if cut else next(self._batches, None)
         self._in_pass = batch is not None
         if batch is None:

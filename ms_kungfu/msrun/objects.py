@@ -1,7 +1,8 @@
-"""Objects with Parameters that aren't cells (``@ms.jit_class class Accumulator``), in a program with its own loop.
+"""Transfer objects that have Parameters but aren't cells, in a program with its own training loop.
 
-A joining worker gets the values of such objects from the source rank of its state. Workers don't compare these values,
-because they may differ by design. An example is a sum of gradients that haven't been reduced.
+An example is ``@ms.jit_class class Accumulator``. A joining worker gets the values of such objects from the rank that
+sends it the training state. Workers don't compare these values, because they may differ by design: for example, an
+object may contain a sum of gradients that haven't been reduced.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ms_kungfu.elastic.state import Component
 
 
 def component(cells: Iterable[Any]) -> Component:
-    """Return the state component for the objects that exist now. The Parameters of `cells` are in another component."""
+    """Return the state component for the objects that exist now. It doesn't contain the Parameters of `cells`."""
     own = _parameters({id(parameter) for cell in cells for parameter in cell.get_parameters()})
 
     def restore(packed: Any) -> None:
@@ -30,9 +31,9 @@ def component(cells: Iterable[Any]) -> Component:
 
 
 def _parameters(known: set[int]) -> dict[str, Any]:
-    """Return the Parameters that are not in `known`, by class, attribute and name.
+    """Return the objects' Parameters that aren't in `known`, with their class, attribute and name as the key.
 
-    If two have the same key, other workers can't tell them apart, so both are left out.
+    If two Parameters have the same key, other workers can't tell them apart, so the result contains neither.
     """
     found: dict[str, dict[int, Any]] = {}
     for each in gc.get_objects():

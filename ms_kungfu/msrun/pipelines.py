@@ -1,4 +1,4 @@
-"""Convert a dataset that a program has sharded for V ranks to a dataset of all samples."""
+"""Convert a dataset that a program has sharded for V ranks to a dataset that contains all samples."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from ms_kungfu.msrun import rank_batches, world
 from ms_kungfu.msrun.communication import refused
 from ms_kungfu.msrun.gradient_search import names_in
 
-# Names of parameters through which a function of batches gets its rank, and of functions that it calls to get it.
+# A function that is applied to batches may get a rank through a parameter with one of these names, or may call a
+# function with one of these names.
 _RANKS = {"rank", "rank_id", "local_rank", "shard_id", "device_id", "get_rank", "get_local_rank"}
 
 
 def shards_of(dataset: Any) -> int | None:
-    """Return for how many ranks a dataset is sharded; None for one shard, or without a sharding sampler."""
+    """Return for how many ranks a dataset is sharded; None if it has one shard or no sharding sampler."""
     while not isinstance(dataset, ElasticDataset) and len(dataset.children) == 1:
         dataset = dataset.children[0]
     sampler = getattr(dataset, "sampler", None)
@@ -32,7 +33,8 @@ def shards_of(dataset: Any) -> int | None:
 def take_apart(dataset: ds.Dataset, use: str = "training") -> pipelines.Pipeline:
     """Separate a dataset into its samples and settings. The dataset itself isn't changed.
 
-    Raise RuntimeError with the part of the dataset that can't be partitioned again.
+    Raises:
+        RuntimeError: the dataset can't be partitioned again. The message names the reason.
     """
     try:
         parts = pipelines.take_apart(dataset)
@@ -49,12 +51,12 @@ def take_apart(dataset: ds.Dataset, use: str = "training") -> pipelines.Pipeline
         seen = "trained once per epoch" if use == "training" else "seen once"
         raise refused(
             f"{use} on a dataset {'that is not sharded' if shards is None else f'in {shards} shards'}",
-            f"give it num_shards=get_group_size(), which is {world.size()}, and shard_id=get_rank(): each "
+            f"give the dataset num_shards=get_group_size(), which is {world.size()}, and shard_id=get_rank(): each "
             f"sample is then {seen}, with any number of workers; samples that a program selects by its "
             "rank can't be partitioned again",
         )
     if parts.batch_size is None:
-        raise refused(f"{use} on a dataset without batch()", "a step has V times the batch of a rank")
+        raise refused(f"{use} on a dataset without batch()", "a step trains V (the number of ranks) batches")
     for node in pipelines.nodes_of(parts.samples):
         name = _rank_in(getattr(node, "per_batch_map", None))
         if name is not None:
@@ -66,7 +68,7 @@ def take_apart(dataset: ds.Dataset, use: str = "training") -> pipelines.Pipeline
 
 
 def _rank_in(function: Any) -> str | None:
-    """Return the name by which a function gets a rank."""
+    """Return the name of the parameter or function through which `function` gets a rank; None if there is none."""
     while isinstance(function, functools.partial):
         named = _RANKS & set(function.keywords)
         if named:
@@ -79,14 +81,14 @@ def _rank_in(function: Any) -> str | None:
 
 
 def whole(dataset: ds.Dataset) -> ds.Dataset:
-    """Return all samples, once each, in the program's batches, the same on every worker. For an evaluation."""
+    """Return a dataset for an evaluation: all samples, each once, in batches of the program's size, on each worker."""
     parts = take_apart(dataset, "evaluation")
     assert parts.batch_size is not None
     return pipelines.batched(parts.samples, parts.batch_size)
 
 
 class _BatchesOfRanks(Batches):
-    """An iterator that reports the tensors of its batches to the gradient functions."""
+    """An iterator that passes the tensors of its batches to `rank_batches`."""
 
     def _first(self, step: sharding.Step) -> Any:
         batch = super()._first(step)
@@ -95,7 +97,7 @@ class _BatchesOfRanks(Batches):
 
 
 class OfRanks(ElasticDataset):
-    """A dataset whose steps are assigned to the virtual ranks, and thereby to the workers that play these ranks."""
+    """A dataset whose steps are divided among the virtual ranks. A worker gets the batches of its virtual ranks."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -121,10 +123,10 @@ _elastic: weakref.WeakKeyDictionary[ds.Dataset, dict[bool, ElasticDataset]] = we
 
 
 def elastic(dataset: ds.Dataset, by_shards: bool) -> ElasticDataset:
-    """Return all samples, partitioned among the workers, in steps of V times the program's batch size.
+    """Return a dataset that partitions all samples among the workers, in steps of V times the program's batch size.
 
-    The same dataset always gives the same result object, so that a second call of training continues with the next
-    epoch.
+    For the same `dataset`, each call returns the same object. So if the program trains with the dataset a second time,
+    training continues with the next epoch.
     """
     made = _elastic.setdefault(dataset, {})
     if by_shards not in made:
@@ -135,7 +137,7 @@ def elastic(dataset: ds.Dataset, by_shards: bool) -> ElasticDataset:
             global_batch_size=parts.batch_size * world.size(),
             shuffle=parts.shuffles,
             shards=world.size() if by_shards else None,
-            # Augmentation in MindSpore's own operations uses new random numbers each time that a sample is read.
+            # MindSpore's own operations augment a sample with new random numbers each time that it is read.
             shards_check="warn" if by_shards else "raise",
         )
     return made[by_shards]

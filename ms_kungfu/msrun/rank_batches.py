@@ -1,23 +1,27 @@
 """Call the program's gradient functions separately for each virtual rank's batch.
 
-With fewer workers than V, a worker plays several ranks. Its loop gets one batch, in which the batches of these ranks
-follow one after the other. The program processes that batch once, as one rank would, except for gradients. A function
-from ``ms.value_and_grad``, ``ms.grad`` or ``ops.GradOperation`` is called once for each rank and returns the mean of
-the gradients. Each call gets the rank's part of each tensor that has as many rows as the batch. The reducer averages
-the results over the workers, weighted by samples. So the step equals a step of msrun, even if the loss isn't a mean
-over samples (a sum, or a factor like ``batch_size * rank_size``). No graph is compiled again when the cluster changes.
+If there are fewer than V workers, a worker does the work of several virtual ranks. Its loop gets one batch, which
+contains the batches of these ranks one after the other. The program processes this batch once, as if it were the batch
+of one rank, except that gradients are computed rank by rank. A function from ``ms.value_and_grad``, ``ms.grad`` or
+``ops.GradOperation`` is called once for each rank. If a tensor has as many rows as the batch, each call gets only the
+rows of its rank. The result is the mean of the ranks' gradients. The reducer averages the results over the workers,
+weighted by the number of samples. So a step gives the same result as a step under msrun. This is true even if the loss
+isn't a mean over samples (for example, a sum, or a loss with a factor like ``batch_size * rank_size``). If the cluster
+changes, no graph is compiled again.
 
-1. A step is *divided* on all workers or on none: it is divided if any of its members plays several ranks. So all
-   workers run the program's own collectives in the same way, in Python or in a graph.
+1. A step is *divided* if at least one of its members does the work of several ranks. It is then divided on all workers.
+   So all workers run the program's own collectives in the same way, in Python or in a graph.
 2. In a divided step, a jitted function or a cell in GRAPH mode runs as Python if it uses a gradient function. Python
-   then calls the gradient function, itself a graph, once per rank. If `ms_kungfu.msrun.gradient_search` finds no
-   gradient function, the function stays a graph, and 3 applies.
-3. The first divided steps detect other gradients: if an update lacks gradients by rank, training ends with an error.
-4. Moving statistics are reset to their values at the step's start for each rank's batch, and averaged afterwards.
-5. Of the tensors with as many rows as the batch, those from the step's iterator and those created since are divided. A
-   tensor that existed before the step is passed undivided to each rank, because it doesn't contain the batch unless
-   the program has copied the batch into it. The code can't know which new tensors derive from the batch. So each
-   decision about a tensor that isn't a column of the batch is a WARNING, once per shape.
+   then calls the gradient function, which is itself a graph, once per rank. If `ms_kungfu.msrun.gradient_search` finds
+   no gradient function in a jitted function or cell, it runs as a graph, and 3 applies.
+3. The first divided steps detect gradients that were computed in another way: if the weights were updated without
+   gradients that were computed rank by rank, training ends with an error.
+4. Moving statistics are reset before each rank's batch to their values at the beginning of the step. After all ranks'
+   batches, they get the average of the results.
+5. A tensor with as many rows as the batch is divided by rows if it comes from the step's iterator or was created during
+   the step. A tensor that existed before the step is passed undivided to each rank, because it doesn't contain the
+   batch unless the program has copied the batch into it. The code can't know which new tensors are computed from the
+   batch. So it logs each decision about a tensor that isn't a column of the batch as a WARNING, once per shape.
 """
 
 from __future__ import annotations
@@ -54,35 +58,35 @@ _REMEDY = (
 
 
 class _Step:
-    """The present step."""
+    """The state of the present training step."""
 
     def __init__(self) -> None:
-        self.sizes: list[int] = []  # number of samples of each rank that this worker plays; [] outside of a step
+        self.sizes: list[int] = []  # number of samples for each rank whose work this worker does; [] between steps
         self.is_divided = False
-        self.gradients = 0  # calls of gradient functions, rank by rank
+        self.gradients = 0  # how many gradient functions were called rank by rank
         self.is_inside = False  # whether a gradient function is running
-        self.graphs = 0  # jitted functions that run as Python
-        self.proven_for: tuple[int, ...] = ()  # members of a step whose gradients were computed rank by rank
+        self.graphs = 0  # how many jitted functions are running as Python
+        self.proven_for: tuple[int, ...] = ()  # the members of the last step known to compute gradients rank by rank
         self.members: tuple[int, ...] = ()
         self.updates = (0, 0)  # `cells.updates` and `cells.trained_by_groups` when the step began
         self.columns: list[Any] = []  # tensors that the step's iterator has yielded
-        self.made: list[Any] = []  # other arguments of the step's gradient functions
+        self.made: list[Any] = []  # tensors that were created in the step and passed to its gradient functions
         self.older: weakref.WeakValueDictionary[int, Any] = (
             weakref.WeakValueDictionary()
-        )  # tensors from before the step, by id
-        self.looked_with: tuple[int, ...] = ()  # the members when all tensors of the process were searched
+        )  # id -> tensor that existed before the step
+        self.looked_with: tuple[int, ...] = ()  # the members when all tensors in the process were last searched
         self.told: set[tuple[str, Any]] = set()
         self.before: list[NDArray[Any]] = []  # moving statistics when the step began
         self.statistics: list[Any] = []
 
     @property
     def divides(self) -> bool:
-        """Return whether a gradient function that is called now runs rank by rank."""
+        """Return whether a gradient function that is called now must run rank by rank."""
         return self.is_divided and not self.is_inside
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Mark this block as a running gradient function: functions that it calls get one rank's batch."""
+        """Mark the block as a running gradient function, in which called functions get one rank's batch."""
         self.is_inside = True
         try:
             yield
@@ -91,7 +95,7 @@ class _Step:
 
     @contextmanager
     def as_python(self) -> Iterator[None]:
-        """Mark this block as a function that would run as a graph in another step."""
+        """Mark the block as a function that runs as Python, although it would run as a graph in an undivided step."""
         self.graphs += 1
         try:
             yield
@@ -103,7 +107,7 @@ _step = _Step()
 
 
 def begin(sizes: Sequence[int], members: tuple[int, ...]) -> None:
-    """Yield a step's batch, and remember the number of samples of each rank that this worker plays."""
+    """Begin a step. `sizes`: the number of samples for each rank whose work this worker does in the step."""
     _step.sizes, _step.members = list(sizes), members
     _step.is_divided = len(members) < world.size()
     _step.gradients, _step.is_inside = 0, False
@@ -119,10 +123,10 @@ def begin(sizes: Sequence[int], members: tuple[int, ...]) -> None:
 
 
 def _note_older() -> None:
-    """Remember the tensors that exist before a divided step.
+    """Record the tensors that exist before a divided step.
 
-    In the first step with these members, remember all tensors of the process. In later steps, add tensors that the
-    gradient functions have used since.
+    Before the first step with new members, record all tensors in the process. Before later steps, add the tensors that
+    the gradient functions have used since then.
     """
     met, _step.columns, _step.made = [*_step.columns, *_step.made], [], []
     if not _step.is_divided:
@@ -135,13 +139,17 @@ def _note_older() -> None:
 
 
 def hand_out(batch: Any) -> None:
-    """Remember the tensors of the step's batch, as the program gets it."""
+    """Record the tensors in the step's batch, which the program gets."""
     if _step.is_divided:
         _step.columns = _leaves(batch)
 
 
 def end() -> None:
-    """End the step. Raise RuntimeError if its gradients were computed from several ranks' batches at once."""
+    """End the step.
+
+    Raises:
+        RuntimeError: the gradients were computed from several ranks' batches at once.
+    """
     sizes, _step.sizes = _step.sizes, []
     was_divided, _step.is_divided = _step.is_divided, False
     if not was_divided or not sizes or _step.proven_for == _step.members:
@@ -151,7 +159,7 @@ def end() -> None:
     elif not cells.has_optimizers() or (cells.updates(), cells.trained_by_groups()) != _step.updates:
         raise refused(
             "training with fewer workers than ranks and gradients that aren't computed rank by rank",
-            f"this worker plays {len(sizes)} of {world.size()} ranks, but its update didn't use a gradient "
+            f"this worker does the work of {len(sizes)} of {world.size()} ranks, but its update didn't use a gradient "
             "function that can be called once per rank (as under msrun), so its gradients may have "
             "another scale; " + _REMEDY.format(size=world.size()),
         )
@@ -187,7 +195,7 @@ def _go_on_with_sum(weight, total, gradients):  # type: ignore[no-untyped-def]  
 
 
 class _Mean:
-    """The mean of tuples of tensors over the ranks, weighted by samples."""
+    """The mean of the ranks' tensors, weighted by the number of samples."""
 
     def __init__(self) -> None:
         self.value: tuple[Any, ...] = ()
@@ -201,7 +209,7 @@ class _Mean:
 
 
 def _leaves(tree: Any) -> list[Any]:
-    """Return the tensors in tuples, lists and dictionaries."""
+    """Return the tensors in a nested structure of tuples, lists and dictionaries."""
     if isinstance(tree, ms.Tensor):
         return [tree]
     inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else ()
@@ -209,7 +217,7 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 def _replaced(tree: Any, leaves: Iterator[Any]) -> Any:
-    """Return the same structure with other tensors."""
+    """Return the same nested structure, in which `leaves` replace the tensors."""
     if isinstance(tree, ms.Tensor):
         return next(leaves)
     if isinstance(tree, dict):
@@ -224,13 +232,17 @@ def _rows(tensor: Any) -> int:
 
 
 def _cut(tree: Any, sizes: Sequence[int]) -> list[Any]:
-    """Return each rank's arguments of a function. Raise RuntimeError if no tensor has as many rows as the batch."""
+    """Return the arguments with which a function is called for each rank.
+
+    Raises:
+        RuntimeError: no tensor in `tree` contains the batch.
+    """
     leaves, samples = _leaves(tree), sum(sizes)
     is_batch = _are_batch(leaves, samples, len(sizes))
     if not any(is_batch):
         raise refused(
             "a gradient function that isn't called with the batch",
-            f"this worker plays {len(sizes)} of {world.size()} ranks, whose batches have {samples} samples "
+            f"this worker does the work of {len(sizes)} of {world.size()} ranks, whose batches have {samples} samples "
             "together, but no tensor of this step in the call has as many rows (shapes "
             f"{[tuple(leaf.shape) for leaf in leaves]}); " + _REMEDY.format(size=world.size()),
         )
@@ -243,7 +255,7 @@ def _cut(tree: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def _are_batch(leaves: Sequence[Any], samples: int, ranks: int) -> list[bool]:
-    """Return which of the tensors contain the batch as rows: invariant 5."""
+    """Return which of the tensors have one row for each sample in the batch (invariant 5)."""
     columns = set(map(id, _step.columns))
     free = [leaf for leaf in leaves if id(leaf) not in columns and not isinstance(leaf, ms.Parameter)]
     older = [leaf for leaf in free if _step.older.get(id(leaf)) is leaf]
@@ -251,18 +263,19 @@ def _are_batch(leaves: Sequence[Any], samples: int, ranks: int) -> list[bool]:
     made = [leaf for leaf in free if id(leaf) not in is_older]
     _step.made += made
     _tell(
-        "existed before the step and have as many rows as this worker's batch: each of its ranks gets all "
-        "rows; if a tensor contains the batch, create it in each step",
+        "existed before the step and have as many rows as this worker's batch: each of the worker's ranks gets all "
+        "rows; if such a tensor contains the batch, create it in each step",
         [leaf for leaf in older if _rows(leaf) == samples], samples, ranks,
     )  # fmt: skip
     _tell(
-        "were created in the step and have as many rows as this worker's batch: they are divided among its ranks; if "
-        "a tensor isn't computed from the batch's rows, its gradients are wrong: create it before the loop",
+        "were created in the step and have as many rows as this worker's batch: they are divided among the worker's "
+        "ranks; if such a tensor isn't computed from the batch's rows, the gradients are wrong: create it before the "
+        "loop",
         [leaf for leaf in made if _rows(leaf) == samples], samples, ranks,
     )  # fmt: skip
     _tell(
-        "were created in the step and have the batch's samples in a dimension other than the first: each "
-        "of its ranks gets the whole tensor; if a tensor contains the batch, use the first dimension",
+        "were created in the step and have the batch's samples in a dimension other than the first: each of the "
+        "worker's ranks gets the whole tensor; if such a tensor contains the batch, use the first dimension",
         [leaf for leaf in made if _rows(leaf) != samples and samples in leaf.shape[1:]], samples, ranks,
     )  # fmt: skip
     batch = columns | set(map(id, made))
@@ -270,7 +283,7 @@ def _are_batch(leaves: Sequence[Any], samples: int, ranks: int) -> list[bool]:
 
 
 def _tell(what: str, tensors: Sequence[Any], samples: int, ranks: int) -> None:
-    """Warn once for these shapes, for any batch size."""
+    """Log a warning about these tensors, once for their shapes. Shapes that differ only in the batch size are equal."""
     if not tensors:
         return
     shapes = [tuple(each.shape) for each in tensors]
@@ -279,15 +292,16 @@ def _tell(what: str, tensors: Sequence[Any], samples: int, ranks: int) -> None:
         _step.told.add(key)
         _log.warning(
             'misuse: check=msrun shapes="%s" rows=%d ranks=%d. A gradient function is called with these '
-            "tensors, no columns of the dataset, which %s",
+            "tensors, which aren't columns of the dataset. They %s",
             shapes, samples, ranks, what,
         )  # fmt: skip
 
 
 def _joined(found: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Combine the ranks' results, except the gradients of weights.
+    """Combine the ranks' results, except for the gradients of weights.
 
-    Rows are concatenated, floats are averaged by samples, and integers (counts) are summed.
+    Rows are concatenated. Floats are averaged, weighted by the number of samples. Integers, which are counts, are
+    summed.
     """
     first = found[0]
     if isinstance(first, ms.Tensor):
@@ -308,13 +322,16 @@ def _joined(found: Sequence[Any], sizes: Sequence[int]) -> Any:
         return first
     raise refused(
         f"a gradient function that returns {first!r} in addition to the gradients",
-        f"this worker plays {len(sizes)} ranks, and it is unknown how to combine {len(sizes)} such values; return "
-        "tensors with the rows of the batch, floats (which are averaged) or integers (which are summed)",
+        f"this worker does the work of {len(sizes)} ranks, and it is unknown how to combine {len(sizes)} such values; "
+        "return tensors with the rows of the batch, floats (which are averaged) or integers (which are summed)",
     )
 
 
 def _separate(out: Any, kind: Any) -> tuple[Any, Any]:
-    """Split the result of a gradient function of this `kind`: (everything else, gradients of weights)."""
+    """Split the result of a gradient function into the gradients of weights, which are the second value, and the rest.
+
+    `kind`: the object with the gradient function's options, such as a `GradOperation`.
+    """
     has_value, has_aux = getattr(kind, "get_value", False), getattr(kind, "has_aux", False)
     value, gradients = out if has_value else (None, out)
     if has_aux and not has_value:
@@ -327,7 +344,7 @@ def _separate(out: Any, kind: Any) -> tuple[Any, Any]:
 
 
 def _together(out: Any, others: Any, weights: Any, kind: Any) -> Any:
-    """Return the result of a gradient function of this kind, from parts that `_separate` returned."""
+    """Combine the values that `_separate` returned to the result of a gradient function with the options `kind`."""
     value, positions = others
     gradients = positions if not kind.get_by_list else weights if positions is None else (positions, weights)
     if getattr(kind, "get_value", False):
@@ -336,7 +353,7 @@ def _together(out: Any, others: Any, weights: Any, kind: Any) -> Any:
 
 
 class _Statistics:
-    """The moving statistics during a call of a gradient function: invariant 4."""
+    """The moving statistics while a gradient function is called rank by rank (invariant 4)."""
 
     def __init__(self, has_value: bool) -> None:
         self._parameters = _step.statistics
@@ -344,13 +361,13 @@ class _Statistics:
         self._sums: list[NDArray[Any]] = []
         if self._parameters:
             wait_for_queue()
-            # A cell that computes the loss before the gradients (TrainOneStepCell) has changed the statistics once.
+            # A cell that computes the loss before the gradients (TrainOneStepCell) has already changed the statistics.
             is_first = _step.gradients == 1 and not has_value
             self._before = _step.before if is_first else [p.asnumpy().copy() for p in self._parameters]
             self._sums = [np.zeros(array.shape, np.float64) for array in self._before]
 
     def begin(self) -> None:
-        """Begin a rank's batch."""
+        """Reset the statistics before a rank's batch."""
         for parameter, before in zip(self._parameters, self._before):
             parameter.asnumpy()[...] = before
 
@@ -361,7 +378,7 @@ class _Statistics:
             total += share * parameter.asnumpy().astype(np.float64)
 
     def average(self) -> None:
-        """Average the statistics over the ranks."""
+        """Set the statistics to their average over the ranks."""
         for total, parameter in zip(self._sums, self._parameters):
             parameter.asnumpy()[...] = total
 
@@ -387,12 +404,12 @@ _stock_jit = ms.jit
 
 
 def answer_for_gradients(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement for ``__call__`` of ``GradOperation``, and of the class behind ``ms.grad``."""
+    """Return the replacement for ``GradOperation.__call__``, or for ``__call__`` of the class behind ``ms.grad``."""
 
     @functools.wraps(method)
     def __call__(self: Any, *arguments: Any, **named: Any) -> Any:
         made = method(self, *arguments, **named)
-        if self.pynative_:  # a gradient function inside another
+        if self.pynative_:  # this is a gradient function inside another gradient function
             return made
         known = vars(made).get("kungfu_by_rank")
         if known is None:
@@ -421,7 +438,7 @@ def _by_rank(made: Callable[..., Any], kind: Any) -> Callable[..., Any]:
 
 
 def answer_for_jit(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement of ``ms.jit``."""
+    """Return the replacement for ``ms.jit``."""
 
     @functools.wraps(stock)
     def jit(function: Any = None, **options: Any) -> Any:
@@ -429,7 +446,7 @@ def answer_for_jit(stock: Callable[..., Any]) -> Callable[..., Any]:
             return lambda function: jit(function, **options)
         compiled = stock(function, **options)
         if not isinstance(function, (FunctionType, MethodType)):
-            return compiled  # a cell: `answer_for_cells` handles it
+            return compiled  # `function` is a cell, which `answer_for_cells` handles
 
         @functools.wraps(compiled)
         def call(*arguments: Any, **named: Any) -> Any:
@@ -444,7 +461,7 @@ def answer_for_jit(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def answer_for_cells(compile_and_run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement for ``nn.Cell.compile_and_run``, which a call of a cell becomes in GRAPH mode."""
+    """Return the replacement for ``nn.Cell.compile_and_run``, which MindSpore calls for a cell in GRAPH mode."""
 
     @functools.wraps(compile_and_run)
     def run(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -453,18 +470,18 @@ def answer_for_cells(compile_and_run: Callable[..., Any]) -> Callable[..., Any]:
                 return self.construct(*arguments, **named)
         reduces = isinstance(self, DistributedGradReducer)
         if reduces or (_step.graphs and not _step.is_inside):
-            # A graph that is called from Python treats a tensor in a tuple as a constant, so each new value is a new
-            # constant.
+            # If Python calls a graph, the graph treats a tensor in a tuple as a constant. It would be compiled again
+            # for each new value.
             arguments = tuple(map(_changing, arguments))
             if not reduces and next(iter(self.get_parameters()), None) is None:
-                return self.construct(*arguments, **named)  # may call many other cells (e.g. for clipping)
+                return self.construct(*arguments, **named)  # this may call many other cells (e.g. for clipping)
         return compile_and_run(self, *arguments, **named)
 
     return run
 
 
 def _changing(argument: Any) -> Any:
-    """Return the argument marked so that a graph treats its tensors as variable."""
+    """Return the argument with a mark, so that a graph treats its tensors as variables."""
     tensors = type(argument) in (tuple, list) and len(argument) > 0
     if tensors and all(isinstance(each, ms.Tensor) and not isinstance(each, ms.Parameter) for each in argument):
         return ms.mutable(argument)
@@ -472,7 +489,7 @@ def _changing(argument: Any) -> Any:
 
 
 class _Kind:
-    """The kind of a function that returns a loss and the gradients of weights."""
+    """The options of a gradient function that returns a loss and the gradients of weights."""
 
     get_value, get_by_list, get_all, has_aux = True, True, False, False
 
@@ -481,10 +498,10 @@ _forward_backward: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictiona
 
 
 def answer_for_train_cells(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement for ``__call__`` of ``nn.TrainOneStepCell``.
+    """Return the replacement for ``nn.TrainOneStepCell.__call__``.
 
-    MindSpore's cell computes the loss separately from the gradients. Its parts are known, so the replacement also
-    computes the loss rank by rank.
+    MindSpore's cell computes the loss separately from the gradients. The replacement also computes the loss rank by
+    rank, which is possible because the structure of this cell is known.
     """
 
     @functools.wraps(stock)

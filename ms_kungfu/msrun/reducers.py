@@ -1,4 +1,4 @@
-"""Sums over the virtual world. The living workers represent its V ranks: each represents V / size ranks."""
+"""Reduce over the virtual world. Each of `size` living workers does the work of V / `size` of its V ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _made = False
 
 
 def made() -> bool:
-    """Return whether the program has a reducer or a collective that reduces."""
+    """Return whether the program has created a reducer or a collective that reduces."""
     return _made
 
 
@@ -33,14 +33,17 @@ def _note() -> None:
 
 @functools.cache
 def _ask_python() -> Any:
-    """Make the plugin's kernels ask Python at each launch: does this worker take part, and which one plays a rank?"""
+    """Make the plugin's kernels call Python at each launch.
+
+    Python answers whether this worker takes part in collectives, and which worker does the work of a virtual rank.
+    """
     ask = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: int(world.takes_part()))
     who = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_uint8), ctypes.c_int)(
         lambda rank, lives, size: world.player_of(rank, [r for r in range(size) if lives[r]])
     )
     _plugin.load().kungfu_ms_ask_whether_it_takes_part(ask)
     _plugin.load().kungfu_ms_ask_who_plays(who)
-    return ask, who  # the caller must keep these objects as long as the plugin uses them
+    return ask, who  # the cache keeps these objects alive, because the plugin uses them
 
 
 def _check_place(name: str) -> None:
@@ -53,9 +56,10 @@ def _check_place(name: str) -> None:
 class AllReduce(Collective):
     """``ops.AllReduce``: reduce a tensor over all V ranks by ``"sum"``, ``"min"`` or ``"max"``.
 
-    In training the result is computed from the living workers' contributions. A sum is their mean times V, in float64
-    (for integers, rounded to the nearest). A worker that hasn't begun to train takes part in no collective. Such a
-    worker gets its own value times V for a sum, and its own value otherwise.
+    During training, the result is computed from the living workers' values. A sum is the mean of these values times V.
+    It is computed in float64, and rounded to the nearest integer for integer tensors. A worker that hasn't begun
+    training takes part in no collective. If the operation is a sum, such a worker gets its own value times V. For other
+    operations it gets its own value.
     """
 
     def __init__(self, op: str = "sum", group: str | None = None) -> None:
@@ -84,7 +88,7 @@ def _all_reduce(self: AllReduce) -> Callable[..., tuple[Any]]:
 
 
 class Broadcast(Collective):
-    """``ops.Broadcast``: return rank `root_rank`'s tensor or tuple of tensors, from the worker that plays it."""
+    """``ops.Broadcast``: return the tensor or tuple of tensors of the worker that does the work of `root_rank`."""
 
     copies = True
 
@@ -115,13 +119,13 @@ def _times_factor(factor, gradient):  # type: ignore[no-untyped-def]  # read by 
 
 
 class DistributedGradReducer(nn.Cell):
-    """``nn.DistributedGradReducer``: with `mean` return the mean of gradients over the ranks, otherwise the sum.
+    """``nn.DistributedGradReducer``: return the sum of the ranks' gradients, or their mean if `mean` is true.
 
     The sum is over the V ranks of the virtual world. The mean is the sum divided by `degree`, which is V unless the
     program gives another number.
 
-    The parameters' ``comm_fusion`` determines which gradients are reduced together (docs/fusion.md). `fusion_type`, an
-    id for MindSpore's own passes, has no effect.
+    The parameters' ``comm_fusion`` determines which gradients are reduced together (docs/fusion.md). `fusion_type` has
+    no effect, because it is an ID for MindSpore's own compiler passes.
     """
 
     def __init__(
@@ -147,8 +151,8 @@ class DistributedGradReducer(nn.Cell):
         return grads
 
 
-_SHAPE = "its shape depends on the number of ranks, but each worker represents several ranks"
-_TO_ONE = "it connects two ranks, but one worker may play both"
+_SHAPE = "the result's shape depends on the number of ranks, but a worker does the work of several ranks"
+_TO_ONE = "it connects two ranks, but one worker may do the work of both"
 REFUSED_PRIMITIVES = {
     "AllGather": _SHAPE,
     "ReduceScatter": _SHAPE,
@@ -170,21 +174,19 @@ REFUSED_PRIMITIVES = {
 
 
 def all_reduce(tensor: Any, op: str = "sum", group: str | None = None, async_op: bool = False) -> Any:
-    """``comm_func.all_reduce``: return the result. There is no handle."""
+    """``comm_func.all_reduce``: return the result and None, because there is no handle."""
     if async_op:
-        raise refused(
-            "all_reduce(async_op=True)", "the operation is complete when the call returns; leave async_op out"
-        )
+        raise refused("all_reduce(async_op=True)", "the operation is complete when the call returns; omit async_op")
     return AllReduce(op, group)(tensor), None
 
 
 def broadcast(tensor: Any, src: int = 0, group: str | None = None) -> Any:
-    """``comm_func.broadcast``."""
+    """``comm_func.broadcast``: return the value of the worker that does the work of the virtual rank `src`."""
     return Broadcast(src, group)(tensor)
 
 
 def barrier(group: str | None = None) -> None:
-    """``comm_func.barrier``: wait for the workers that train."""
+    """``comm_func.barrier``: wait for all workers that take part in training."""
     check_group(group)
     if world.takes_part():
         from ms_kungfu import runtime
@@ -193,7 +195,7 @@ def barrier(group: str | None = None) -> None:
 
 
 def refused_functions(module: Any) -> dict[str, Any]:
-    """Replace each unsupported function of ``comm_func`` by one that raises an error."""
+    """Return a replacement for each unsupported function of ``comm_func``. The replacement raises an error."""
     return {
         name: refusing(f"comm_func.{name}", "only all_reduce, broadcast and barrier are supported")
         for name in module.__all__

@@ -1,15 +1,15 @@
-"""Cells that only some workers have: ``if get_rank() == 0: average = Average(net)``.
+"""Handle cells that only some workers have, as in ``if get_rank() == 0: average = Average(net)``.
 
-Cells that all workers have are kept equal. The other cells are handled here: they stay with the workers that have
-them. A joining worker that has such a cell gets its values from one of those workers.
+Cells that all workers have are kept equal. This module handles the other cells: each worker keeps its own. If a joining
+worker has such a cell, it gets the cell's values from a worker that has the same cell.
 
-1. The common cells are computed from the lists of all living workers, and computed again whenever a worker joins. So
-   all workers get the same result (`agree`).
-2. A cell may be missing at some workers only if no optimizer trains it. Otherwise the workers run different programs,
-   and all of them raise an error.
-3. The cluster changes after the last step of a pass. Before the change all workers copy these cells (`copy`), so that
-   the cells survive the removal of their only owner. After a failure within a pass, the copy is from the previous
-   pass, and a warning says so.
+1. The workers find the common cells by comparing the lists of all living workers, and do this again when a worker
+   joins. So all workers get the same result (`agree`).
+2. A cell may be missing on some workers only if no optimizer trains the cell. If an optimizer trains it, the workers
+   run different programs, and all workers raise an error.
+3. The cluster changes after the last step of a pass. Before the change, all workers copy the cells that only some
+   workers have (`copy`). So a cell isn't lost if the only worker that has it is removed. If that worker fails during a
+   pass, the copy is from the end of the previous pass, and a warning says so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ _SHOWN = 3
 
 
 def named(cells: Iterable[Any]) -> dict[str, Any]:
-    """Return the cells by a key that is equal on all workers: class, parameters, and a number if several share both."""
+    """Return the cells with a key that is the same on all workers.
+
+    The key contains the cell's class, a checksum of its parameters' descriptions, and a number.
+    """
     found: dict[str, Any] = {}
     for cell in cells:
         word = f"{type(cell).__name__} {inventory.fingerprint(cell.get_parameters()):x}"
@@ -42,9 +45,9 @@ def named(cells: Iterable[Any]) -> dict[str, Any]:
 
 
 def apart(everyones: Mapping[int, Iterable[str]]) -> dict[str, list[int]]:
-    """Return the names that only some ranks have, and these ranks. Pure.
+    """Return each name that only some ranks have, with the ranks that have it. Pure.
 
-    The names are in the order of the lowest rank that has them.
+    The names are sorted by the lowest rank that has them.
     """
     having: dict[str, list[int]] = {}
     for rank, names in sorted(everyones.items()):
@@ -54,18 +57,21 @@ def apart(everyones: Mapping[int, Iterable[str]]) -> dict[str, list[int]]:
 
 
 class Rest:
-    """The cells of this worker that other workers may not have, given its outermost cells."""
+    """The cells of this worker that other workers may not have. `cells`: all outermost cells of this worker."""
 
     def __init__(self, cells: Iterable[Any]) -> None:
         self._cells = named(cells)
         self._apart: dict[str, list[int]] = {}
-        self._copies: dict[str, Any] = {}  # packed values from the last `copy`, by cell
+        self._copies: dict[str, Any] = {}  # key of a cell -> its packed values from the last `copy`
         self._told = False
 
     def agree(self, joins: bool) -> list[Any]:
-        """Return the cells that all workers have; collective. A worker that `joins` also gets its other cells' values.
+        """Return the cells that all workers have. All workers must call this at the same time.
 
-        Raise KungFuError, on all workers, if an optimizer trains a cell that only some workers have.
+        If this worker is joining (`joins`), it also gets the values of its other cells.
+
+        Raises:
+            KungFuError: an optimizer trains a cell that only some workers have. All workers raise this error.
         """
         row = {"cells": list(self._cells), "copies": list(self._copies), "joins": joins}
         everyones = gather_json(row, "kungfu/msrun/cells")
@@ -100,7 +106,10 @@ class Rest:
         )  # fmt: skip
 
     def _hand_over(self, name: str, everyones: Mapping[int, Mapping[str, Any]], joins: bool) -> None:
-        """Send a cell's values to joining workers that have it, from a worker with the cell or a copy; collective."""
+        """Send a cell's values to the joining workers that have the cell. All workers must call this.
+
+        The values come from a worker that has the cell, or from a copy.
+        """
         live = [rank for rank in self._apart[name] if not everyones[rank]["joins"]]
         copies = [rank for rank, each in everyones.items() if name in each["copies"] and not each["joins"]]
         packed = None
@@ -123,20 +132,20 @@ class Rest:
             )
         kept = _ids(cell for other, cell in self._cells.items() if other not in self._apart)
         for parameter, values in zip(self._cells[name].get_parameters(), unpack(packed)):
-            if id(parameter) not in kept:  # all other values arrive with the rest of the state
+            if id(parameter) not in kept:  # parameters of common cells get their values with the training state
                 inventory.assign(parameter, values)
 
     def copy(self) -> None:
-        """Copy the cells that only some workers have to each worker; collective. Call it before a cluster change."""
+        """Copy the cells that only some workers have to all workers. All workers call this before a cluster change."""
         for name, ranks in self._apart.items():
             packed = self._received(name, name in self._cells or name in self._copies, ranks[0])
             if packed is not None:
                 self._copies[name] = packed
 
     def _received(self, name: str, able: bool, preferred: int | None) -> Any:
-        """Return the packed values of a cell; collective.
+        """Return the packed values of a cell; None if all workers that are `able` to send them have failed.
 
-        Return None if all workers that are `able` to send the values have failed.
+        All workers must call this at the same time.
         """
 
         def values() -> Any:

@@ -1,4 +1,4 @@
-"""``Model.train``, ``Model.fit`` and ``Model.eval`` for a program that has sharded its datasets for V ranks."""
+"""Replace ``Model.train``, ``Model.fit`` and ``Model.eval`` in a program that has sharded its datasets for V ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ms_kungfu.msrun import context, loops, pipelines, world
 from ms_kungfu.msrun.communication import refused
 
 _log = logging.getLogger(__name__)
-# One object for all calls of a model, so that the steps are counted across calls.
+# One callback object per model, so that steps are counted across all calls of the model's methods.
 _callbacks: weakref.WeakKeyDictionary[Any, KungFuElasticCallback] = weakref.WeakKeyDictionary()
 
 
@@ -39,7 +39,7 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
             _log.warning("misuse: check=msrun. The program has not called init(), so this worker trains alone")
             return method(self, *arguments, **named)
         if isinstance(data, ElasticDataset) or not isinstance(data, ds.Dataset):
-            return method(self, *arguments, **named)  # unchanged
+            return method(self, *arguments, **named)  # the call needs no change
         call.apply_defaults()
         given = call.arguments
         is_plain = takes_shards(self._train_network)
@@ -47,19 +47,22 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
         if is_plain and context.parallel_mode() != "data_parallel":
             raise refused(
                 "Model.train in parallel_mode stand_alone",
-                "its network doesn't reduce gradients; call set_auto_parallel_context(parallel_mode='data_parallel', "
+                "the Model's network doesn't reduce gradients; call "
+                "set_auto_parallel_context(parallel_mode='data_parallel', "
                 "gradients_mean=True) before you create the Model",
             )
         given["train_dataset"] = pipelines.elastic(data, by_shards)
         if isinstance(given.get("valid_dataset"), ds.Dataset) and pipelines.shards_of(given["valid_dataset"]):
             given["valid_dataset"] = pipelines.whole(given["valid_dataset"])
-        # The cluster changes between steps, so don't use sink mode. MindSpore ignores it on CPUs anyway.
+        # The cluster changes between steps, so sink mode, which runs many steps at once, can't be used. MindSpore
+        # ignores sink mode on CPUs in any case.
         given["dataset_sink_mode"] = False
         given["sink_size"] = -1
         if "valid_dataset_sink_mode" in given:
             given["valid_dataset_sink_mode"] = False
         elastic = _callbacks.setdefault(self, _Elastic())
-        # Runs after the program's own callbacks, because their collectives use the cluster that trained the step.
+        # This callback is the last one: the collectives in the program's own callbacks must use the cluster that has
+        # trained the step.
         given["callbacks"] = [*_listed(given["callbacks"]), elastic]
         if world.rank() == 0:
             _log.info(
@@ -74,8 +77,8 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
 def answer_for_eval(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return the replacement for ``Model.eval``.
 
-    In an evaluation on a sharded dataset, all ranks take part, each sample is evaluated once, and all ranks get the
-    same result. An evaluation on a dataset that isn't sharded stays local to each worker.
+    If the dataset is sharded, all ranks take part in the evaluation, each sample is evaluated once, and all ranks get
+    the same result. If the dataset isn't sharded, each worker evaluates it without the others.
     """
     signature = inspect.signature(method)
 
@@ -126,7 +129,7 @@ def answer_for_iterators(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def methods() -> dict[str, Callable[..., Any]]:
-    """Return the replaced methods of `Model`, by name."""
+    """Return the replacements for methods of `Model`, by name."""
     return {
         "train": answer_for(Model.train),
         "fit": answer_for(Model.fit),

@@ -1,7 +1,7 @@
-"""The virtual world: V ranks that never change. Each worker gets one of them when it starts.
+"""Define the virtual world, which has V ranks and never changes. Each worker gets a virtual rank when it starts.
 
-A worker's virtual rank is the index of its slot among all slots of the job, ordered by host. No two living workers
-have the same virtual rank. The replacement of a failed worker has the failed worker's rank.
+A worker's virtual rank is the index of its slot among all slots of the job, sorted by host. Two living workers never
+have the same virtual rank. If a new worker replaces a failed worker, it gets the failed worker's virtual rank.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _passes_by = False
 
 
 def size() -> int:
-    """Return V."""
+    """Return V, the number of virtual ranks."""
     found = env.MSRUN_SIZE.get()
     assert found is not None
     return found
@@ -25,7 +25,7 @@ def size() -> int:
 
 @functools.cache
 def rank() -> int:
-    """Return the virtual rank of this worker, which never changes."""
+    """Return this worker's virtual rank, which never changes."""
     return min(env.MSRUN_RANK.get(), size() - 1)
 
 
@@ -42,12 +42,12 @@ def end() -> None:
 
 
 def begun() -> bool:
-    """Return whether the program uses more than one process."""
+    """Return whether the program has called ``init()``, and hasn't called ``release()`` since."""
     return _begun
 
 
 def pass_by(passes: bool) -> None:
-    """Record whether the program is in a part of its loops that the other workers have finished."""
+    """Record whether the program is in a pass of its training loop that the other workers have already finished."""
     global _passes_by
     _passes_by = passes
 
@@ -57,10 +57,13 @@ def passes_by() -> bool:
 
 
 def takes_part() -> bool:
-    """Return whether this worker is at the same position as the others, and so takes part in collectives.
+    """Return whether this worker takes part in collectives, because it is at the same position as the other workers.
 
-    A worker doesn't take part before it begins to train, before it reaches the other workers' present call of training
-    or pass of a loop, or after it has left.
+    A worker doesn't take part:
+
+    - before it begins to train,
+    - before it reaches the training call, or the pass of the training loop, in which the other workers are, or
+    - after it has left the cluster.
     """
     return program.current().calls > 0 and not (runtime.detached() or program.is_behind() or _passes_by)
 
@@ -68,16 +71,19 @@ def takes_part() -> bool:
 def writes() -> bool:
     """Return whether this worker has the lowest virtual rank of the living workers.
 
-    MindSpore's callbacks use it to write once. This works if all ranks have a callback. It also works if the program
-    passes the callback only at rank 0: then the worker that plays rank 0 writes.
+    MindSpore's callbacks use the result so that only one worker writes files. This works if all ranks have a callback.
+    It also works if only rank 0 has the callback: the worker that does the work of rank 0 then writes.
     """
     return membership.current().cluster is None or player_of(0) == membership.current().core.rank()
 
 
 def player_of(rank: int, living: Sequence[int] | None = None) -> int:
-    """Return the cluster rank of the worker that represents a virtual rank. The living workers, ordered by virtual
-    rank, each represent the same number of virtual ranks. `living`: the living workers, if other workers must get the
-    same result; None: the workers that this worker knows to be alive.
+    """Return the cluster rank of the worker that does the work of the virtual rank `rank`.
+
+    The living workers, sorted by virtual rank, each do the work of the same number of virtual ranks.
+
+    `living`: the cluster ranks of the living workers. By default these are the workers that this worker knows to be
+    alive. The caller must pass them if all workers have to get the same result.
     """
     member = membership.current()
     if member.cluster is None:

@@ -1,6 +1,6 @@
-"""MindSpore's optimizers for data-parallel training, with gradients reduced in fusion groups.
+"""Optimizers for data-parallel training, which reduce gradients in fusion groups.
 
-These classes are drop-in replacements.
+The classes whose names begin with ``KungFu`` are drop-in replacements for MindSpore's classes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The common part of optimizers that wrap another optimizer.
+"""Provide the common base classes of optimizers that wrap another optimizer.
 
-Some of these wrappers synchronise the workers' models. With others the models differ: this module
-merges the models and handles changes of membership for them.
+Some wrappers keep the workers' models equal. With other wrappers the models differ. For these, this
+module can merge the models, and handles workers that join or leave.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from ms_kungfu.trained.inventory import is_grouped
 from ms_kungfu.trained.rates import hold_last_rate
 
 move_toward = composite.MultitypeFuncGraph("move_toward")
-"""Move a parameter towards its goal by a fraction of the distance, in place; for ``HyperMap``."""
+"""Move a parameter towards its goal by a fraction of the distance, in place. Used with ``HyperMap``."""
 
 
-# Use this form, not (1 - share) * parameter + share * goal. If parameter and goal are equal, the parameter keeps its
-# bits. So a single worker trains exactly as with the plain optimizer.
+# The formula isn't (1 - share) * parameter + share * goal, because with that formula a parameter may change even if it
+# equals its goal. With the formula below it doesn't. So a single worker trains exactly as with the plain optimizer.
 @move_toward.register("Number", "Tensor", "Tensor")
 def _move_toward(share, parameter, goal):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-    """Move a parameter towards its goal by this fraction of the distance, in place."""
+    """Move a parameter towards its goal by the fraction `share` of the distance, in place."""
     return ops.assign(parameter, parameter - share * (parameter - goal))
 
 
 class Delegating(nn.Optimizer):
     """An optimizer that wraps `optimizer`.
 
-    If this object lacks an attribute (learning rate, ``get_lr``, global step), it is taken from
-    `optimizer`.
+    If the wrapper doesn't have an attribute (for example the learning rate, ``get_lr`` or the global
+    step), it returns the attribute of `optimizer`.
     """
 
     _takes_groups = False
@@ -46,15 +46,15 @@ class Delegating(nn.Optimizer):
     def __init__(self, optimizer: nn.Optimizer) -> None:
         grouped = isinstance(optimizer, nn.Cell) and is_grouped(optimizer)
         if not isinstance(optimizer, nn.Optimizer) and not (grouped and self._takes_groups):
-            remedy = "; use SynchronousSGDOptimizer, or a KungFuGradReducer before it" if grouped else ""
+            remedy = "; use SynchronousSGDOptimizer, or a KungFuGradReducer before the optimizer" if grouped else ""
             raise TypeError(
                 f"{type(self).__name__} must wrap a MindSpore optimizer (mindspore.nn.Optimizer), not "
                 f"{optimizer!r} ({type(optimizer).__name__}){remedy}"
             )
-        # Don't call the constructor of nn.Optimizer: it would create another learning rate and another global step.
+        # The constructor of nn.Optimizer isn't called, because it would create a second learning rate and global step.
         nn.Cell.__init__(self, auto_prefix=False)
-        # Do this first: MindSpore rejects a parameter whose name is already an attribute, and after the next line it
-        # is one.
+        # This line must come before the next one. MindSpore rejects an attribute with parameters if this object already
+        # has an attribute of that name, and after the next line it has one (`__getattr__`).
         self.parameters = optimizer.parameters
         self.optimizer = optimizer
         hold_last_rate(optimizer)
@@ -98,12 +98,12 @@ def _assign(parameter, value):  # type: ignore[no-untyped-def]  # read by MindSp
 
 
 class Merge(nn.Cell):
-    """Make parameters equal on all workers, in place. MindSpore's graphs that contain them use the new values.
+    """Make parameters equal on all workers, in place. Compiled graphs that contain them use the new values.
 
     Models and moments become their mean over the workers. Counters such as the global step, and the
-    optimizer's single numbers (learning rate, powers of Adam's betas), become their maximum. On workers
-    with the same number of steps, counters and single numbers are already equal, so they keep their
-    bits.
+    optimizer's single numbers (learning rate, powers of Adam's betas), become their maximum over the
+    workers. If the workers have made the same number of steps, counters and single numbers are already
+    equal, so they don't change.
     """
 
     def __init__(self, parameters: Any, name: str) -> None:
@@ -126,7 +126,9 @@ class Merge(nn.Cell):
 
 
 class Replicas:
-    """Mix-in before `Synchronising`: each worker has its own model and keeps it when other workers join.
+    """Mix-in for optimizers with which each worker has its own model, even after others join.
+
+    List it before `Synchronising` in the base classes.
 
     Args:
         args: positional arguments of the next class.
@@ -145,11 +147,11 @@ class Replicas:
         return True
 
     def merge(self) -> None:
-        """Replace every worker's model, and the optimizer's moments, by the mean over all workers.
+        """Replace each worker's model and optimizer moments with their mean over all workers.
 
-        Collective; call it between steps. The optimizer's single numbers, such as the global step, become
-        the maximum over all workers. The method works in GRAPH and PyNative mode. Compiled graphs stay
-        valid and use the new values.
+        All workers must call this at the same time, between steps. The optimizer's single numbers, such as
+        the global step, become their maximum over all workers. The method works in GRAPH and PyNative mode.
+        Compiled graphs stay valid and use the new values.
         """
         runtime.init()
         wait_for_queue()

@@ -26,38 +26,39 @@ _NEVER = -1
 
 
 class AdaptiveSGDOptimizer(Pairing, Synchronising):
-    """Start with model averaging and change to synchronous SGD later, or switch at any time by a policy.
+    """Train with model averaging first and synchronous SGD later, or switch the algorithm by a policy.
 
     The first `change_step` steps use :class:`SynchronousAveragingOptimizer` (SMA). Later steps use
     :class:`SynchronousSGDOptimizer` (S-SGD). :meth:`switch_to` changes between these two and
-    :class:`PairAveragingOptimizer` at any time. A switch compiles nothing again. One worker trains
-    exactly as with `optimizer` alone, bit for bit, with every algorithm.
+    :class:`PairAveragingOptimizer` at any time. No graph is compiled again because of a switch. With
+    every algorithm, a single worker trains exactly as with `optimizer` alone, bit for bit.
 
     *Matched state*: S-SGD needs equal models. At a switch to S-SGD, all workers take the mean of their
-    models and of the inner optimizer's moments. They take the maximum of single numbers (global step,
-    learning rate, powers of Adam's betas). From then on they agree bit for bit. The other algorithms
-    begin with the models as they are.
+    models and of the wrapped optimizer's moments. They take the maximum of single numbers (global step,
+    learning rate, powers of Adam's betas). After the switch, the workers' models are equal bit for bit.
+    A switch to another algorithm doesn't change the models.
 
-    *When*: averaging has more noise and so explores in the beginning, and S-SGD converges at the end.
-    The reverse order suits clusters with occasional stragglers. A policy can find out which order is
-    better.
+    *When*: model averaging has more noise, so it explores more at the beginning. S-SGD converges better
+    at the end. The reverse order suits clusters with occasional stragglers. A policy can find out which
+    order is better.
 
-    *Cost*: each step has the cost of the current algorithm. A switch to S-SGD costs one all-reduce of
-    model and moments.
+    *Cost*: each step costs as much as a step of the current algorithm. A switch to S-SGD costs one
+    all-reduce of the model and the moments.
 
     Source: Mai et al., KungFu: Making Training in Distributed Machine Learning Adaptive, OSDI 2020. The
     classes of the algorithms list their own sources.
 
     Args:
         optimizer: any MindSpore optimizer.
-        change_step: number of SMA steps before S-SGD, counted in updates of this optimizer since
-            training began. A joining worker takes over the count. None: no automatic change. It has no
-            effect if `switch_to` has chosen an algorithm other than SMA before.
-        alpha: `alpha` of SMA.
-        algorithm: the algorithm that training begins with: ``"sma"``, ``"ssgd"`` or ``"pair"``.
-        neighbour, prefetch, seed: arguments of pair averaging.
-        gradients_mean, fusion, overlap: arguments of S-SGD.
-        name: the prefix of the names of the exchanges among the workers.
+        change_step: number of steps with SMA before training changes to S-SGD, counted in updates of
+            this optimizer since training began. A joining worker continues the other workers' count.
+            With None there is no automatic change. There is none either if `switch_to` has already
+            chosen an algorithm other than SMA.
+        alpha: the argument `alpha` of :class:`SynchronousAveragingOptimizer`.
+        algorithm: the algorithm with which training begins: ``"sma"``, ``"ssgd"`` or ``"pair"``.
+        neighbour, prefetch, seed: arguments of :class:`PairAveragingOptimizer`.
+        gradients_mean, fusion, overlap: arguments of :class:`SynchronousSGDOptimizer`.
+        name: the prefix of the names of this optimizer's operations among the workers.
 
     Raises:
         TypeError: for an argument of another type.
@@ -91,7 +92,7 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
         self.grad_reducer = KungFuGradReducer(
             self.parameters, gradients_mean, f"{name}/gradients", fusion=fusion, overlap=overlap
         )
-        self.grad_reducer.begins_alike = algorithm == "ssgd"  # with other algorithms, a merge comes before a reduction
+        self.grad_reducer.begins_alike = algorithm == "ssgd"  # other algorithms merge models before the first reduction
         self.center = CentralModel(self.parameters, 0.0, f"{name}/model")
         self.pairs = PairExchange(self.parameters, f"{name}/pair", *pair_options(neighbour, prefetch, seed))
         self.match = Merge(optimizer.get_parameters(), f"{name}/match")
@@ -100,28 +101,28 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
 
     @property
     def algorithm(self) -> str:
-        """The algorithm of the next step: ``"ssgd"``, ``"sma"`` or ``"pair"``."""
+        """The algorithm that the next step uses: ``"ssgd"``, ``"sma"`` or ``"pair"``."""
         if self._number() == _SMA and int(self.updates.asnumpy()) == self.change_at:
             return ALGORITHMS[_SSGD]
         return ALGORITHMS[self._number()]
 
     @property
     def replicas_differ(self) -> bool:
-        """Whether the workers' models may differ at present: true unless the algorithm is S-SGD."""
+        """Whether the workers' models may differ at present: False only if the algorithm is S-SGD."""
         return self._number() != _SSGD
 
     def switch_to(self, algorithm: str) -> None:
-        """Switch to another algorithm from the next step on.
+        """Use another algorithm from the next step on.
 
-        Collective; call it between steps.
+        All ranks must call this at the same time, between steps.
 
         Args:
             algorithm: ``"ssgd"``, ``"sma"`` or ``"pair"``, the same at every rank.
 
         Raises:
-            ValueError: for an unknown algorithm.
-            CollectiveMismatchError: at every rank, if the ranks request different algorithms. Nothing has
-                changed then.
+            ValueError: the algorithm is unknown.
+            CollectiveMismatchError: the ranks request different algorithms. Every rank raises this error,
+                and no rank has switched.
         """
         wanted = _number_of(algorithm)
         runtime.init()
@@ -134,7 +135,7 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
         if wanted == _SSGD and self._number() != _SSGD:
             self.merge()
         if wanted == _PAIR:
-            # The other workers' copies from the last use of pair averaging are outdated.
+            # The models that workers saved when they last used pair averaging are outdated.
             self._publish()
             wait_for_queue()
             runtime.run_barrier()
@@ -144,16 +145,16 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
         wait_for_queue()
 
     def merge(self) -> None:
-        """Replace the workers' models by one; see `Replicas.merge`.
+        """Replace the workers' models with one merged model; see `Replicas.merge`.
 
-        In pair averaging each worker also saves the merged model for the other workers at once.
+        If the algorithm is pair averaging, each worker also saves the merged model for the other workers.
         """
         super().merge()
         if self._number() == _PAIR:
             self._publish()
 
     def fusion_plan(self) -> Plan:
-        """Return which gradients S-SGD reduces together; see docs/fusion.md."""
+        """Return the plan that says which gradients S-SGD reduces together; see docs/fusion.md."""
         return self.grad_reducer.fusion_plan()
 
     def _number(self) -> int:
@@ -167,7 +168,7 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
             gradients: a tuple of tensors, this worker's gradients in the parameters' order.
 
         Returns:
-            What the optimizer returns.
+            What the wrapped optimizer returns.
         """
         if ops.logical_and(ops.equal(self.updates, self.change_at), ops.equal(self.mode, _SMA)):
             matched = self.match()

@@ -1,4 +1,4 @@
-"""The reduction of gradients, for optimizers and for custom training cells."""
+"""Reduce gradients, for optimizers and for custom training cells."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ms_kungfu.trained.rates import hold_last_rate
 
 @constexpr
 def check_count(brought, planned):  # type: ignore[no-untyped-def]  # these are read by MindSpore's parser
-    """Raise ValueError unless the number of gradients equals the number of parameters in the plan."""
+    """Raise ValueError if the number of gradients differs from the number of parameters in the plan."""
     if brought != planned:
         raise ValueError(
             f"got {brought} gradients for {planned} parameters; differentiate with respect to all of the "
@@ -31,9 +31,9 @@ def check_count(brought, planned):  # type: ignore[no-untyped-def]  # these are 
         )
 
 
-# Use slices: if ResNet-50's 161 gradients were taken one by one, a graph took seconds longer to compile.
+# Slices make graphs compile faster: with ResNet-50's 161 gradients taken one by one, compilation took seconds longer.
 def take(tensors, stretches):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-    """Return the concatenated stretches [start, stop) of a tuple."""
+    """Return a tuple that concatenates the ranges [start, stop) of the tuple `tensors`."""
     taken = ()
     for start, stop in stretches:
         taken = taken + tensors[start:stop]
@@ -41,21 +41,18 @@ def take(tensors, stretches):  # type: ignore[no-untyped-def]  # read by MindSpo
 
 
 def over_a_network() -> bool:
-    """Return whether reductions overlap the backward pass by default.
-
-    The result is the same on all workers.
-    """
+    """Return whether reductions overlap the backward pass by default. The result is the same on all workers."""
     graph, cpu = ms.get_context("mode") == ms.GRAPH_MODE, ms.get_context("device_target") == "CPU"
     return graph and cpu and env.START_HOSTS.get() > 1
 
 
 class BackgroundReduction(nn.Cell):
-    """Start the reduction of each group of gradients, then wait for all of them.
+    """Start the reduction of each group of gradients, then wait for all reductions.
 
     A backward pass computes the last gradients first, so the reduction of the last group starts first.
-    The first operation is called ``name/0``, as it is without overlap. So if ranks have different
-    numbers of groups, or only some ranks overlap, they get an error at the first operation instead of
-    waiting for each other.
+    The first operation has the name ``name/0`` with and without overlap. So if ranks have different
+    numbers of groups, or only some ranks overlap, all ranks get an error at the first operation. They
+    don't wait for each other for ever.
     """
 
     def __init__(self, plan: Plan, op: str, name: str) -> None:
@@ -64,7 +61,7 @@ class BackgroundReduction(nn.Cell):
         self.starts = tuple(AllReduceStart(op, f"{name}/{i}") for i in range(len(self.runs)))
         sizes = [len(group.members) for group in plan.groups[::-1]]
         self.wait = AllReduceWait(sizes)
-        # Index of each group's first result in the list of all results.
+        # For each group, the index of its first result in the list of all results.
         begins = [sum(sizes[:i]) for i in range(len(sizes))][::-1]
         self.places = tuple((begins[g] + start, begins[g] + stop) for g, start, stop in plan.pieces())
 
@@ -85,40 +82,41 @@ class BackgroundReduction(nn.Cell):
 class KungFuGradReducer(nn.Cell):
     """Reduce a tuple of gradients over all ranks, as ``nn.DistributedGradReducer`` does.
 
-    Use it in a custom training cell with a plain MindSpore optimizer. For example, such a cell clips
-    gradients after the reduction, accumulates over microbatches, or scales the loss::
+    Use it in a custom training cell with a plain MindSpore optimizer. For example, such a cell may clip
+    gradients after the reduction, accumulate gradients over microbatches, or scale the loss::
 
         loss, grads = self.value_and_grad(*batch)
         grads = ops.clip_by_global_norm(self.reducer(grads))
         self.optimizer(grads)
 
-    Don't also use an optimizer of ms_kungfu, because it would reduce again. Every rank passes the same
-    gradients in the same order, under the same `name`.
+    Don't combine it with an optimizer from ms_kungfu, because that optimizer would reduce the gradients
+    again. All ranks must pass gradients of the same parameters, in the same order, under the same
+    `name`.
 
-    MindSpore's configuration and the ``comm_fusion`` ids of `parameters` determine which gradients are
+    MindSpore's configuration and the ``comm_fusion`` IDs of `parameters` determine which gradients are
     reduced together (docs/fusion.md). Both are read when the reducer is first compiled or called. Later
     changes have no effect.
 
     Args:
-        parameters: the parameters of the gradients, in the same order. Without `parameters`, any
-            gradients are accepted and reduced in one operation. With `parameters`, the first reduction
-            raises an error at every rank if the ranks begin with different parameters and nothing has
-            made them equal.
-        mean: whether the result is the mean over the ranks that took part (True), or the sum.
-        name: the name of the operations among the workers.
-        fusion: overrides MindSpore's configuration: ``"none"``, ``"auto"`` or ``{"mode": ..., "config":
-            ...}``.
+        parameters: the parameters to which the gradients belong, in the same order. Without
+            `parameters`, the reducer accepts any gradients and reduces them in one operation. With
+            `parameters`, the first reduction checks that the ranks' parameters are equal. If they
+            differ, and nothing has made them equal, every rank raises an error.
+        mean: whether the result is the mean over the ranks that took part (True), or the sum (False).
+        name: the name of the reducer's operations, which must be the same at all ranks.
+        fusion: overrides MindSpore's configuration. Use ``"none"``, ``"auto"`` or ``{"mode": ...,
+            "config": ...}``.
         overlap: whether groups are reduced in the background during the backward pass. It must be the
-            same at all ranks. None: only in GRAPH mode on CPUs, if there are several groups and the job
-            began on several hosts (docs/overlap.md).
+            same at all ranks. With None, overlap is on only in GRAPH mode on CPUs, if there are several
+            groups and the job began on several hosts (docs/overlap.md).
 
     Raises:
-        TypeError: for an argument of another type.
-        ValueError: for `fusion` or `overlap` without `parameters`.
+        TypeError: an argument has the wrong type.
+        ValueError: `fusion` or `overlap` is given without `parameters`.
     """
 
-    reduces_gradients = True  # ms_kungfu.elastic.undo counts reducers with this attribute
-    """Marks a cell that reduces gradients; ms_kungfu.elastic.undo counts such cells."""
+    reduces_gradients = True
+    """Marks a cell that reduces gradients. `ms_kungfu.elastic.undo` counts the cells with this attribute."""
 
     def __init__(
         self,
@@ -134,14 +132,15 @@ class KungFuGradReducer(nn.Cell):
         if fusion is not None:
             parse(fusion)
             if parameters is None:
-                raise ValueError("fusion= requires parameters=; pass the model's parameters to the reducer too")
+                raise ValueError("fusion= requires parameters=; pass the model's parameters with parameters=")
         if overlap is not None and not isinstance(overlap, bool):
             raise TypeError(f"overlap must be True, False or None, not {overlap!r}")
         if overlap and parameters is None:
-            raise ValueError("overlap= requires parameters=; pass the model's parameters to the reducer too")
+            raise ValueError("overlap= requires parameters=; pass the model's parameters with parameters=")
         self.mean = mean
         self._op = ReduceOp.MEAN if mean else ReduceOp.SUM
-        # Always create it: the constructor loads the kernels and joins the cluster now instead of in the first step.
+        # Created even if it isn't used: the constructor loads the kernels and joins the cluster, which should happen
+        # now and not in the first step.
         self.all_reduce = AllReduceGradients(self._op, [name])
         self.grouped = parameters is not None
         self.planned_parameters = tuple(parameters or ())
@@ -149,38 +148,41 @@ class KungFuGradReducer(nn.Cell):
         self._fusion = fusion
         self._overlap = overlap
         self.rows = SparseReduction()
-        self.left_to_shards = False  # True: a ShardedStep has summed the gradients
+        self.left_to_shards = False  # True if a `ShardedStep` reduces the gradients instead
         claims.serves(self)
         self.begins_alike = True  # whether the first reduction fails if the ranks' parameters differ
 
     def leave_to_shards(self, mean: bool = True) -> None:
-        """Leave the reduction to a `ShardedStep`, which reduces the gradients over the shards.
+        """Stop reducing gradients, because a `ShardedStep` reduces them over the shards.
 
         Args:
-            mean: whether the step returns the mean over the shards (True), or the sum.
+            mean: whether the step returns the mean over the shards (True), or the sum (False).
 
         Raises:
-            ValueError: with ``overlap=True``. Also if the reducer was created for a sum over the workers
-                and the step computes a mean.
+            ValueError: the reducer was created with ``overlap=True``, or it was created for a sum over the
+                workers although the step computes a mean.
         """
         if self._overlap:
             raise ValueError(
                 "overlap=True reduces the gradients during one backward pass, but a step with shards has "
-                "several; omit overlap= with an ElasticDataset(shards=)"
+                "several backward passes; omit overlap= with an ElasticDataset(shards=)"
             )
         if mean and not self.mean:
             raise ValueError(
                 "gradients_mean=False sums the gradients over the workers, but with "
-                "ElasticDataset(shards=) the result must not depend on the number of workers; leave it "
-                "out, or pass it to the ShardedStep too, for the sum over the shards"
+                "ElasticDataset(shards=) the result must not depend on the number of workers; omit "
+                "gradients_mean=False, or also pass it to the ShardedStep to get the sum over the shards"
             )
         self.left_to_shards = True
 
     def fusion_plan(self) -> Plan:
-        """Return which gradients are in which group, and in what order; ``print`` the result to see it.
+        """Return the plan, which says which gradients are in which group, and in what order.
+
+        To see the plan, ``print`` the result.
 
         Returns:
-            The plan in use, or the plan that would be used now.
+            The plan in use. If no reduction has been compiled or called yet, the plan that would be used
+            now.
         """
         return self.__dict__.get("plan") or self._make_plan()
 
@@ -189,15 +191,15 @@ class KungFuGradReducer(nn.Cell):
         return plan_of(self.planned_parameters, self._fusion, self._name, overlaps)
 
     def _may_overlap(self) -> bool:
-        """Return whether groups overlap the backward pass, from the argument or the default."""
+        """Return whether groups may be reduced during the backward pass, by the argument `overlap` or the default."""
         return over_a_network() if self._overlap is None else self._overlap
 
-    # Cached, so Python evaluates it when MindSpore's parser first reads it; a property would be compiled instead. At
-    # that time the program has set its fusion ids. It may set them after it has created the optimizer, as MindSpore's
-    # tutorial does.
+    # This is a cached property, because Python then computes it when MindSpore's parser first reads it. MindSpore would
+    # compile a plain property. A program may set its fusion IDs after it has created the optimizer, as MindSpore's
+    # tutorial does, but it has set them when the parser reads the plan.
     @cached_property
     def plan(self) -> Plan:
-        """The plan, which is read from the configuration at first use."""
+        """The plan, which is made from the configuration when it is first used."""
         if self.begins_alike:
             claims.claim(self.planned_parameters)
         return self._make_plan()
@@ -209,7 +211,7 @@ class KungFuGradReducer(nn.Cell):
 
     @cached_property
     def grouped_reduction(self) -> AllReduceGradients:
-        """The reduction in the plan's groups."""
+        """The operation that reduces the plan's groups."""
         return AllReduceGradients(self._op, [group.name for group in self.plan.groups], self.plan.group_of())
 
     @cached_property
@@ -219,10 +221,10 @@ class KungFuGradReducer(nn.Cell):
 
     @cached_property
     def background(self) -> BackgroundReduction:
-        """The reduction in the background."""
+        """The operation that reduces the plan's groups in the background."""
         return BackgroundReduction(self.plan, self._op, self._name)
 
-    # Jitted, so that PyNative mode runs the same operations as GRAPH mode.
+    # With `ms.jit`, PyNative mode runs the same operations as GRAPH mode.
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         """Reduce the gradients of a step.
@@ -231,11 +233,11 @@ class KungFuGradReducer(nn.Cell):
             gradients: a tuple of tensors of any shapes and float dtypes.
 
         Returns:
-            A tuple of the same shapes and dtypes, with each gradient's mean over the ranks that took part,
-            or its sum. The bits are the same at every rank.
+            A tuple of tensors with the same shapes and dtypes. Each is the mean or the sum of a gradient
+            over the ranks that took part. The result is the same at every rank, bit for bit.
 
         Raises:
-            ValueError: if the number of gradients differs from the number of parameters.
+            ValueError: the number of gradients differs from the number of parameters.
         """
         if self.left_to_shards:
             return gradients
@@ -254,9 +256,10 @@ class KungFuGradReducer(nn.Cell):
 
 
 class Reducing(Mended):
-    """Mix-in before a MindSpore optimizer: reduce the gradients over all ranks, then call the optimizer.
+    """Mix-in for MindSpore optimizers: reduce the gradients over all ranks, then call the optimizer.
 
-    The reduction comes first, so that a failure in it leaves parameters and moments as they were.
+    List it before the optimizer in the base classes. The reduction comes first, so that parameters and moments
+    haven't changed if the reduction fails.
     """
 
     parameters: Any  # an attribute of MindSpore's optimizer
@@ -269,15 +272,14 @@ class Reducing(Mended):
         self.grad_reducer = KungFuGradReducer(self.parameters, gradients_mean, fusion=fusion, overlap=overlap)
 
     def fusion_plan(self) -> Plan:
-        """Return which gradients are reduced together, their sizes and their order.
+        """Return the plan, which says which gradients are reduced together, with their sizes and their order.
 
-        To see the plan, ``print`` the result.
-
-        docs/fusion.md explains the plan.
+        To see the plan, ``print`` the result. docs/fusion.md explains the plan.
         """
         return self.grad_reducer.fusion_plan()
 
-    # Jitted, because in PyNative mode a plain override of a jitted method runs twice: see ms_kungfu/ops/_reparse.py.
+    # This needs `ms.jit`, because MindSpore's method has it. In PyNative mode, an override without `ms.jit` would run
+    # twice (ms_kungfu/ops/_reparse.py).
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         """Reduce the gradients over all ranks, and update the parameters.
@@ -288,5 +290,6 @@ class Reducing(Mended):
         Returns:
             What MindSpore's optimizer returns.
         """
-        # The parser resolves a bare super() from the object's class, so the call would lead back here.
+        # MindSpore's parser resolves super() without arguments from the object's class, so that call would call this
+        # method again.
         return super(Reducing, self).construct(self.grad_reducer(gradients))  # type: ignore[misc]  # noqa: UP008

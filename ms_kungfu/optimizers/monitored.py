@@ -1,4 +1,4 @@
-"""Optimizer wrappers that monitor training, as in KungFu."""
+"""Wrap an optimizer to monitor training, as in KungFu."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ms_kungfu.optimizers._synchronising import Delegating
 
 
 class _Monitored(Delegating):
-    """An optimizer wrapper that adds a `monitor`."""
+    """An optimizer wrapper with an attribute `monitor`, which is a `Monitor`."""
 
     def __init__(
         self, optimizer: Any, device_batch_size: int | None = None, monitor_interval: int = 1, **options: Any
@@ -19,7 +19,7 @@ class _Monitored(Delegating):
         self.monitor = Monitor(interval=monitor_interval, **options)
 
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        """Update the parameters by the optimizer.
+        """Update the parameters with the wrapped optimizer.
 
         Args:
             gradients: a tuple of tensors, this worker's gradients in the parameters' order.
@@ -31,11 +31,11 @@ class _Monitored(Delegating):
 
 
 class MonitorGradientNoiseScaleOptimizer(_Monitored):
-    """Wrap an optimizer and measure the gradient noise scale with a `monitor`.
+    """Wrap an optimizer and measure the gradient noise scale with a `Monitor`.
 
-    `MonitorCallback`, `KungFuElasticCallback` and `ElasticTraining` use the monitor of such an
-    optimizer. In another loop, call ``optimizer.monitor.begin()`` before the first step and
-    ``optimizer.monitor.step_end(samples=...)`` after each.
+    `MonitorCallback`, `KungFuElasticCallback` and `ElasticTraining` use this optimizer's monitor
+    without further calls. In another training loop, call ``optimizer.monitor.begin()`` before the first
+    step, and ``optimizer.monitor.step_end(samples=...)`` after each step.
 
     Args:
         optimizer: an optimizer that averages or sums the gradients over the workers, such as
@@ -56,11 +56,11 @@ class MonitorGradientNoiseScaleOptimizer(_Monitored):
 
 
 class MonitorGradientVarianceOptimizer(_Monitored):
-    """Wrap an optimizer and measure the variance of the gradients with a `monitor`.
+    """Wrap an optimizer and measure the variance of the gradients with a `Monitor`.
 
-    `MonitorCallback`, `KungFuElasticCallback` and `ElasticTraining` use the monitor of such an
-    optimizer. In another loop, call ``optimizer.monitor.begin()`` before the first step and
-    ``optimizer.monitor.step_end(samples=...)`` after each.
+    `MonitorCallback`, `KungFuElasticCallback` and `ElasticTraining` use this optimizer's monitor
+    without further calls. In another training loop, call ``optimizer.monitor.begin()`` before the first
+    step, and ``optimizer.monitor.step_end(samples=...)`` after each step.
 
     Args:
         optimizer: an optimizer that averages or sums the gradients over the workers, such as

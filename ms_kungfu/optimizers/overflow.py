@@ -1,4 +1,4 @@
-"""Loss scaling on several workers: all workers skip a step, or none does."""
+"""Scale the loss on several workers, so that either all workers skip a step or none does."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ms_kungfu.ops._reparse import Mended
 
 
 class OverflowAgreement(nn.Cell):
-    """Agree on whether the step has overflowed at any rank.
+    """Let all ranks know whether the step has overflowed at any rank.
 
     Use it in a custom training step, between the check for overflow and the code that depends on the
-    result. Then no rank waits in a collective for a rank that skips the step::
+    result of the check. No rank then waits in a collective for a rank that skips the step::
 
         overflow = self.agree(self.is_infinite(gradients))
         if not overflow:
@@ -23,11 +23,11 @@ class OverflowAgreement(nn.Cell):
         self.scaler.update(overflow)
 
     The agreement exchanges 4 bytes per step. It isn't needed if a `KungFuGradReducer` reduces the
-    gradients before the check. In that case an infinity or NaN of one rank is in every rank's sum or
-    mean.
+    gradients before the check. In that case, if one rank has an infinity or NaN, every rank's sum or
+    mean contains it.
 
     Args:
-        name: the name of the exchange among the workers.
+        name: the name of the operation among the workers.
     """
 
     def __init__(self, name: str = "overflow") -> None:
@@ -38,17 +38,20 @@ class OverflowAgreement(nn.Cell):
         """Return whether the step has overflowed at any rank.
 
         Args:
-            overflow: a tensor of bool; a number counts as overflow if it isn't 0.
+            overflow: a tensor of bool, or of numbers. A number counts as an overflow if it isn't 0.
 
         Returns:
             A tensor of bool, the same at all ranks.
         """
-        # Don't cast the number itself: 0.5 is an overflow too.
+        # The number itself isn't cast to an integer, because 0.5 would become 0, but it is an overflow.
         return ops.cast(self.all_reduce(ops.cast(ops.not_equal(overflow, 0), ms.int32)), ms.bool_)
 
 
 class Agreeing(Mended):
-    """Mix-in before a MindSpore training cell that scales the loss: the ranks agree on an overflow at any rank."""
+    """Mix-in for MindSpore training cells that scale the loss: all ranks react to an overflow at any rank.
+
+    List it before the training cell in the base classes.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -68,12 +71,12 @@ class Agreeing(Mended):
 
 
 class KungFuTrainOneStepWithLossScaleCell(Agreeing, nn.TrainOneStepWithLossScaleCell):
-    """``nn.TrainOneStepWithLossScaleCell`` in which all ranks agree on an overflow.
+    """``nn.TrainOneStepWithLossScaleCell`` with which all ranks skip a step if any rank has an overflow.
 
-    With a dynamic loss scaler, ``Model.train`` creates MindSpore's own cell. In that cell, ranks
-    without an overflow would wait in the optimizer for a rank with an overflow. Instead, pass this cell
-    to ``Model`` as its network, without loss and optimizer. MindSpore checks for overflow on GPU and
-    Ascend only.
+    With a dynamic loss scaler, ``Model.train`` creates MindSpore's own cell. If only some ranks have an
+    overflow, the other ranks would wait for them in that cell's optimizer. So pass
+    `KungFuTrainOneStepWithLossScaleCell` to ``Model`` as its network, without a loss function and an
+    optimizer. MindSpore checks for overflow on GPU and Ascend only.
 
     Args:
         args: the positional arguments of MindSpore's cell.

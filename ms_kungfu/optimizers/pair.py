@@ -1,4 +1,4 @@
-"""Pair averaging (asynchronous decentralized SGD), which wraps any MindSpore optimizer."""
+"""Wrap a MindSpore optimizer with pair averaging (asynchronous decentralized SGD)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ms_kungfu.optimizers._synchronising import Replicas, Synchronising, move_to
 
 
 class PairExchange(nn.Cell):
-    """Average the parameters with a neighbour's parameters, in place. Record the neighbour's rank."""
+    """Average the parameters with those of a neighbour, in place, and record the neighbour's rank."""
 
     def __init__(self, parameters: Any, name: str, neighbour: str, seed: int, prefetch: bool) -> None:
         super().__init__(auto_prefix=False)
@@ -26,7 +26,7 @@ class PairExchange(nn.Cell):
         self.map = composite.HyperMap()
 
     def construct(self, parameters):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        """Average the parameters with the neighbour's, and record its rank."""
+        """Average the parameters with the neighbour's parameters, and record the neighbour's rank."""
         theirs = self.request(parameters)
         moved = self.map(ops.partial(move_toward, 0.5), parameters, theirs[: self.count])
         noted = ops.assign(self.exchanged, theirs[self.count])
@@ -34,7 +34,7 @@ class PairExchange(nn.Cell):
 
 
 class Publish(nn.Cell):
-    """Save parameters, outside of a step."""
+    """Save parameters for other workers, outside of a training step."""
 
     def __init__(self, parameters: Any, store: SaveModel) -> None:
         super().__init__(auto_prefix=False)
@@ -48,16 +48,20 @@ class Publish(nn.Cell):
 
 
 class Pairing(Replicas):
-    """Mix-in before `Synchronising`: workers average their models in pairs."""
+    """Mix-in for optimizers with which workers average their models in pairs.
+
+    List it before `Synchronising` in the base classes.
+    """
 
     parameters: Any
     pairs: PairExchange
 
     def last_exchange(self) -> tuple[int, int]:
-        """Return whose model the last step used.
+        """Return which worker's model the last step has averaged with this worker's model.
 
         Returns:
-            The rank, and the version of the model (its count of saves); ``(-1, 0)`` if the step used none.
+            The other worker's rank, and how many times that worker had saved its model. If the step used no
+            other model, the result is ``(-1, 0)``.
         """
         rank, version = self.pairs.exchanged.asnumpy().tolist()
         return rank, version
@@ -70,48 +74,52 @@ class Pairing(Replicas):
 class PairAveragingOptimizer(Pairing, Synchronising):
     """Pair averaging (AD-PSGD): each step averages a worker's model with one other worker's model.
 
-    Each step, with w this worker's model and g the gradient of its own batch at w::
+    Each step does the following, where w is this worker's model and g is the gradient of this worker's
+    batch at w::
 
-        p = the latest saved model of one other worker w = (w + p) / 2 w = optimizer's update of w by g
+        p = the latest saved model of one other worker
+        w = (w + p) / 2
+        w = optimizer's update of w by g
         save w, for the other workers to request
 
     No step waits for another worker. A worker reads another worker's model from shared memory, without
     that worker's help. With `prefetch` the model is copied in the background while the next gradients
     are computed. A model from another host is sent over the network, and the step that uses the model
-    waits for it.
+    waits until it has arrived.
 
-    In the paper both workers of a pair take the average at the same time. Here, as in KungFu, only the
-    requesting worker takes the average. Until another worker has saved a model, a worker trains exactly
-    as with `optimizer` alone, bit for bit.
+    In the paper, both workers of a pair take the average at the same time. Here, as in KungFu, only the
+    requesting worker takes the average. If no other worker has saved a model yet, a worker trains
+    exactly as with `optimizer` alone, bit for bit.
 
-    *When*: workers of different or changing speed, or a slow network. A worker that slows down, fails
-    or joins doesn't delay the others. With many workers, a model takes longer to reach all of them, so
-    the models differ more than with :class:`SynchronousAveragingOptimizer`. If all workers are equally
-    fast and on one fast network, that class or :class:`SynchronousSGDOptimizer` converges at least as
-    fast.
+    *When*: use it if workers have different or changing speeds, or if the network is slow. A worker
+    that slows down, fails or joins doesn't delay the others. With many workers, a model takes longer to
+    reach all of them, so the models differ more than with :class:`SynchronousAveragingOptimizer`. If
+    all workers are equally fast and share one fast network, that class or
+    :class:`SynchronousSGDOptimizer` converges at least as fast.
 
     *Cost*: in each step a worker writes its model and reads one model, for any number of workers.
-    *Memory*: the store takes twice the size of the model. The requested model takes its size once, or
-    twice with several hosts.
+    *Memory*: the store takes twice the size of the model. The requested model takes as much memory as
+    one model, or as two models if the job has several hosts.
 
-    The workers' models differ; `merge` replaces them by one. A joining worker begins with the model and
-    the moments of the lowest remaining rank; the remaining workers keep theirs. Each worker makes steps
-    at its own speed. In :class:`~ms_kungfu.elastic.ElasticTraining` the workers synchronise only for a
-    change of the cluster. See docs/optimizers.md.
+    The workers' models differ; `merge` replaces them with one model. A joining worker begins with the
+    model and the moments of the lowest remaining rank. The remaining workers keep their own. Each
+    worker makes steps at its own speed. In :class:`~ms_kungfu.elastic.ElasticTraining` the workers
+    synchronise only if the cluster changes. See docs/optimizers.md.
 
     Source: Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018
     (arXiv:1710.06952).
 
     Args:
-        optimizer: any MindSpore optimizer. Its moments stay local to the worker.
-        neighbour: ``"random"`` (each other worker has the same probability), or ``"round-robin"``.
-        prefetch: whether to choose the neighbour and copy its model at the end of the previous step.
-            The model is then one step older, but the copy is off the critical path. Otherwise the model
-            is copied when it is needed.
-        seed: seed of the random choice, at least 0 and below 2**63. By default each process has a
+        optimizer: any MindSpore optimizer. Its moments aren't exchanged among the workers.
+        neighbour: how the other worker is chosen: ``"random"`` (each with the same probability), or
+            ``"round-robin"``.
+        prefetch: whether the worker chooses the neighbour and copies its model at the end of the
+            previous step (True), or when the model is needed (False). With True the copied model is one
+            step older, but a step doesn't wait for the copy.
+        seed: the seed of the random choice, at least 0 and below 2**63. By default each process has a
             different seed.
-        name: the name under which the models are saved. Two optimizers of one program need different
-            names.
+        name: the name under which the models are saved. If a program has two such optimizers, they need
+            different names.
 
     Raises:
         TypeError: for an argument of another type.
@@ -133,21 +141,22 @@ class PairAveragingOptimizer(Pairing, Synchronising):
         self.pairs = PairExchange(self.parameters, name, *pair_options(neighbour, prefetch, seed))
 
     def publish(self) -> None:
-        """Save this worker's model now, between steps, as each step does at its end.
+        """Save this worker's model now, between steps.
 
-        Call it after the program has changed the model outside of a step, for example loaded it. Otherwise
-        the other workers get the older model until this worker's next step.
+        Each step also saves the model at its end. Call this after the program has changed the model outside
+        of a step, for example by loading parameters. Without the call, other workers get the older model
+        until this worker's next step ends.
         """
         self._publish()
 
     def merge(self) -> None:
-        """Replace the workers' models by one merged model, and save it for the others; see `Replicas.merge`."""
+        """Replace the workers' models with one merged model, and save this model; see `Replicas.merge`."""
         super().merge()
         self.publish()
 
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        """Average the model with a neighbour's, update it, and save it for the others.
+        """Average the model with a neighbour's model, update it, and save it for the other workers.
 
         Args:
             gradients: a tuple of tensors, this worker's gradients in the parameters' order.
@@ -161,7 +170,7 @@ class PairAveragingOptimizer(Pairing, Synchronising):
 
 
 def pair_options(neighbour: str, prefetch: bool, seed: int | None) -> tuple[str, int, bool]:
-    """Check the options of pair averaging, and return them with a seed."""
+    """Check the options of pair averaging, and return them in the order (neighbour, seed, prefetch)."""
     if neighbour not in NEIGHBOURS:
         raise ValueError(f"neighbour must be one of {', '.join(NEIGHBOURS)}, not {neighbour!r}")
     if not isinstance(prefetch, bool):

@@ -1,4 +1,4 @@
-"""Synchronous SGD and synchronous model averaging, which wrap any MindSpore optimizer."""
+"""Wrap a MindSpore optimizer with synchronous SGD or synchronous model averaging."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from ms_kungfu.trained.inventory import is_grouped
 class SynchronousSGDOptimizer(Synchronising):
     """Synchronous SGD (S-SGD): average the gradients over all workers, then let `optimizer` update.
 
-    Every worker makes the same update, so their models stay equal, bit for bit. So n workers with a
-    local batch of b samples train like one worker with a batch of n * b samples.
+    All workers make the same update, so their models stay equal, bit for bit. So n workers with a local
+    batch of b samples train like one worker with a batch of n * b samples.
 
-    *When*: use it by default. Its weakness is the large global batch of many workers with a fixed local
-    batch. The learning rate must be scaled and warmed up for that batch. Beyond some batch size the
-    accuracy drops even so; use :class:`SynchronousAveragingOptimizer` then. Every step waits for the
-    slowest worker.
+    *When*: use it by default. Its weakness is that many workers with a fixed local batch have a large
+    global batch. The learning rate must be scaled and warmed up for the global batch. Above some batch
+    size, the accuracy drops in spite of this. Use :class:`SynchronousAveragingOptimizer` in that case.
+    Every step waits for the slowest worker.
 
-    *Cost*: each worker sends and receives as many bytes per step as the gradients have, for any number
-    of workers. The gradients are sent in fusion groups (docs/fusion.md). `overlap` hides the reduction
-    behind the backward pass; it is on by default with several hosts.
+    *Cost*: the number of bytes that each worker sends and receives per step equals the size of the
+    gradients, for any number of workers. The gradients are sent in fusion groups (docs/fusion.md). With
+    `overlap`, the reduction runs during the backward pass. This is the default with several hosts.
 
-    ``KungFuMomentum`` and similar classes do the same, as subclasses of MindSpore's own optimizers.
+    ``KungFuMomentum`` and similar classes do the same as subclasses of MindSpore's own optimizers.
 
     Source: Goyal et al., Accurate, Large Minibatch SGD, 2017 (arXiv:1706.02677).
 
     Args:
-        optimizer: an optimizer of ``mindspore.nn``, ``mindspore.experimental.optim`` or
-            ``mindspore.mint.optim``. For the last two, create schedulers for `optimizer` itself:
-            ``StepLR(optimizer, ...)``.
+        optimizer: an optimizer from ``mindspore.nn``, ``mindspore.experimental.optim`` or
+            ``mindspore.mint.optim``. With the last two, create schedulers for `optimizer` and not for
+            the wrapper: ``StepLR(optimizer, ...)``.
         gradients_mean: whether the gradients are averaged (True) or summed.
         fusion: see :class:`KungFuGradReducer`.
         overlap: see :class:`KungFuGradReducer`.
@@ -47,7 +47,7 @@ class SynchronousSGDOptimizer(Synchronising):
     _takes_groups = True
 
     def __new__(cls, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Create the subclass for optimizers with ``param_groups`` if `optimizer` has them."""
+        """Create an object of a subclass if `optimizer` has ``param_groups``."""
         grouped = cls is SynchronousSGDOptimizer and is_grouped(optimizer)
         return super().__new__(_OfGroups if grouped else cls)
 
@@ -58,9 +58,9 @@ class SynchronousSGDOptimizer(Synchronising):
         self.grad_reducer = KungFuGradReducer(self.parameters, gradients_mean, fusion=fusion, overlap=overlap)
 
     def fusion_plan(self) -> Plan:
-        """Return which gradients are reduced together, their sizes and their order; ``print`` the result.
+        """Return the plan, which says which gradients are reduced together, with their sizes and their order.
 
-        docs/fusion.md explains the plan.
+        To see the plan, ``print`` the result. docs/fusion.md explains the plan.
         """
         return self.grad_reducer.fusion_plan()
 
@@ -78,7 +78,7 @@ class SynchronousSGDOptimizer(Synchronising):
 
 
 class _OfGroups(SynchronousSGDOptimizer):
-    """Wrap an optimizer with ``param_groups``. It reads its rates in Python, so the call must not be jitted."""
+    """Wrap an optimizer with ``param_groups``. It reads its learning rates in Python, so `construct` isn't jitted."""
 
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         return self.optimizer(self.grad_reducer(gradients))
@@ -90,14 +90,14 @@ _speed = composite.MultitypeFuncGraph("speed")
 
 @_lead.register("Number", "Tensor", "Tensor", "Tensor")
 def _lead_by(momentum, steady, velocity, mean):  # type: ignore[no-untyped-def]
-    """Return the central model of one tensor: the mean plus its momentum."""
-    # Select instead of multiplying by 0: values from an older cluster may be infinite.
+    """Return the central model for one tensor: the mean, plus the momentum if the cluster hasn't changed."""
+    # `ops.select` is used instead of a multiplication by 0, because the velocity from an older cluster may be infinite.
     return ops.select(steady, mean + momentum * velocity, mean)
 
 
 @_speed.register("Tensor", "Tensor", "Tensor", "Tensor")
 def _keep(steady, central, velocity, lead):  # type: ignore[no-untyped-def]
-    """Store the new central model and its change since the last step."""
+    """Store the new central model, and how much it has changed since the last step."""
     moved = ops.assign(velocity, ops.select(steady, lead - central, ops.zeros_like(lead)))
     return ops.assign(central, ops.depend(lead, moved))
 
@@ -105,10 +105,10 @@ def _keep(steady, central, velocity, lead):  # type: ignore[no-untyped-def]
 class CentralModel(nn.Cell):
     """The central model z of SMA: the mean of the workers' models, with momentum if requested.
 
-    ``z = mean + momentum * (z - z_before)``. A change of membership, or a failure, changes the mean. So
-    the first step after it uses the mean alone, and the momentum starts from zero. The same applies to
-    a cluster of one. (A failure causes two such steps: the step with the failure, and the first step of
-    the version without the failed worker.)
+    The formula is ``z = mean + momentum * (z - z_before)``. If a worker joins, leaves or fails, the mean
+    changes. So the next step uses the mean alone, and the momentum restarts from zero. A cluster of one
+    worker also uses the mean alone. A failure causes two steps without momentum: the step with the
+    failure, and the first step in the cluster version without the failed worker.
     """
 
     def __init__(self, parameters: Any, momentum: float, name: str) -> None:
@@ -123,7 +123,7 @@ class CentralModel(nn.Cell):
             self.map = composite.HyperMap()
 
     def construct(self, parameters):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        """Return the central model."""
+        """Return the central model. `parameters`: this worker's model."""
         mean = self.all_reduce(parameters)
         if self.momentum == 0.0:
             return mean
@@ -136,41 +136,43 @@ class CentralModel(nn.Cell):
 
 
 class SynchronousAveragingOptimizer(Replicas, Synchronising):
-    """Synchronous model averaging (SMA): each step moves a worker's model towards the mean model.
+    """Synchronous model averaging (SMA): each step moves a worker's model towards the mean of all models.
 
-    Each step, with w this worker's model and g the gradient of its own batch at w::
+    Each step does the following, where w is this worker's model and g is the gradient of this worker's
+    batch at w::
 
         z = mean of all workers' w
         w = w - alpha * (w - z)
         w = optimizer's update of w by g
 
-    With `momentum` the central model z also moves by `momentum` times its last change, as in the paper:
-    ``z = mean + momentum * (z - z_before)``. The paper's central model moves by the sum of the
-    corrections ``alpha * (w - z)``. That equals the mean if alpha is one over the number of workers.
-    The rule here is therefore independent of the number of workers. The first step after a change of
-    membership has no momentum.
+    With `momentum`, the central model z also moves by `momentum` times its last change, as in the
+    paper: ``z = mean + momentum * (z - z_before)``. In the paper, the central model moves by the sum of
+    the corrections ``alpha * (w - z)``. This gives the mean if alpha is one over the number of workers.
+    The rule here always uses the mean, so it doesn't depend on the number of workers. The first step
+    after a worker has joined or left has no momentum.
 
-    *When*: many workers with small local batches. Use the learning rate of one worker's batch. SMA
-    keeps the noise of each worker, which the large batch of S-SGD loses. KungFu's README reports that
-    S-SGD is better with 8 GPUs and SMA is better with 16. With few workers S-SGD converges faster.
-    Every step waits for the slowest worker.
+    *When*: use it with many workers and small local batches. Use the learning rate for one worker's
+    batch. SMA keeps each worker's gradient noise, which the large batch of S-SGD averages out. KungFu's
+    README reports that S-SGD is better with 8 GPUs and SMA is better with 16. With few workers, S-SGD
+    converges faster. Every step waits for the slowest worker.
 
-    *Cost*: each worker sends and receives as many bytes per step as the model has, for any number of
-    workers. `momentum` needs two more copies of the model.
+    *Cost*: the number of bytes that each worker sends and receives per step equals the size of the
+    model, for any number of workers. With `momentum`, two more copies of the model are stored.
 
-    The workers' models differ; `merge` replaces them by their mean. Call `merge` before the model is
-    evaluated or saved, or use any worker's model, which is slightly worse. A joining worker begins with
-    the model and the moments of the lowest remaining rank; the remaining workers keep theirs. One
-    worker trains exactly as with `optimizer` alone, bit for bit.
+    The workers' models differ; `merge` replaces them with their mean. Call `merge` before the model is
+    evaluated or saved. You can also use any worker's model, which is slightly worse. A joining worker
+    begins with the model and the moments of the lowest remaining rank. The remaining workers keep their
+    own. A single worker trains exactly as with `optimizer` alone, bit for bit.
 
     Source: Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU
     Servers, VLDB 2019.
 
     Args:
-        optimizer: any MindSpore optimizer. Its moments stay local to the worker.
-        alpha: above 0, at most 1 (with 1, each step begins with the mean itself).
-        momentum: momentum of the central model, at least 0 and below 1.
-        name: the name of the exchange among the workers.
+        optimizer: any MindSpore optimizer. Its moments aren't exchanged among the workers.
+        alpha: the fraction of the distance to the mean by which a step moves the model, above 0 and at
+            most 1. With 1, each step begins with the mean itself.
+        momentum: the momentum of the central model, at least 0 and below 1.
+        name: the name of this optimizer's operation among the workers.
 
     Raises:
         TypeError: if `alpha` or `momentum` isn't a number.
@@ -203,8 +205,8 @@ class SynchronousAveragingOptimizer(Replicas, Synchronising):
 def fraction(name: str, value: Any, *, zero: bool) -> float:
     """Return `value` as a float.
 
-    Raise TypeError or ValueError unless the value lies between 0 and 1. The value 0 is allowed only
-    with `zero`, and the value 1 only without it.
+    Raise TypeError if the value isn't a number, and ValueError if it isn't between 0 and 1. If `zero` is
+    true, 0 is allowed and 1 isn't. If `zero` is false, 1 is allowed and 0 isn't.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, not {value!r}")

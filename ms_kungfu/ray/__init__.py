@@ -1,6 +1,6 @@
-"""Run jobs on a Ray cluster: ``kungfu-run -engine ray``, or the same from Python.
+"""Run jobs on a Ray cluster, with ``kungfu-run -engine ray`` or with `run` from Python.
 
-It needs ``ms_kungfu[ray]``.
+This package needs Ray, which ``pip install 'ms_kungfu[ray]'`` installs.
 """
 
 from __future__ import annotations
@@ -43,38 +43,41 @@ def run(
     ``KeyboardInterrupt`` in the main thread.
 
     Args:
-        command_or_function: what each worker runs. Either a command as a list of words (``["python",
-            "train.py"]``), or a function without arguments, which cloudpickle pickles. The function
-            runs in a separate process, as a program would. The function can import modules next to this
-            program's script, or in ``sys.path[0]`` of this process, if the folder exists on the
-            worker's node.
-        num_workers: the number of workers, or ``(least, most)``. With two numbers the job begins with
-            as many workers as the cluster has resources for, and follows nodes that come and go.
-        address: as for ``ray.init``, if the program hasn't called that yet. By default the cluster of
-            ``RAY_ADDRESS``, else a cluster that runs on this machine, else a new cluster for this call
-            (``"local"``).
+        command_or_function: what each worker runs. This is either a command as a list of words
+            (``["python", "train.py"]``), or a function without parameters, which is pickled with
+            cloudpickle. The function runs in a separate process. It can import modules from the folder
+            of this program's script, and from ``sys.path[0]`` of this process, if these folders exist
+            on the worker's node.
+        num_workers: the number of workers, or ``(least, most)``. With two numbers, the job begins with
+            as many workers as the cluster has resources for. If nodes come or go, the number changes.
+        address: the cluster's address, as for ``ray.init``. It has no effect if the program has called
+            ``ray.init`` already. By default the job runs on the cluster that ``RAY_ADDRESS`` names. If
+            this isn't set, the job runs on a cluster that is running on this machine. If there is none,
+            a new cluster is started for this call, as with ``"local"``.
         cpus_per_worker: the number of Ray CPUs per worker.
         gpus_per_worker: the number of Ray GPUs per worker.
         npus_per_worker: the number of Ray NPUs per worker.
-        wait_s: how long to wait for the resources of the minimum number of workers, in seconds.
-        flags: further flags of kungfu-run, ``["-recover=replace"]``.
-        runtime_env: as for ``ray.init``, if the program hasn't called that yet.
+        wait_s: how many seconds to wait for the resources of the minimum number of workers.
+        flags: further flags of kungfu-run, for example ``["-recover=replace"]``.
+        runtime_env: as for ``ray.init``. It must be None if the program has called ``ray.init``
+            already.
 
     Returns:
-        The function's return values, by rank, from the workers of the last cluster that completed it.
-        A value can be anything that cloudpickle pickles. For a command, an empty list.
+        The function's return values, sorted by rank, from the workers in the last cluster that
+        completed the function. A value can be anything that cloudpickle can pickle. For a command, the
+        result is an empty list.
 
     Raises:
-        FunctionError: if a job of a function fails, with the rank and the exception of the worker that
-            failed first. (A worker failure that the other workers survive isn't a failure of the job.)
-            `returncode` is kungfu-run's exit status, 143 after a SIGTERM.
-        subprocess.CalledProcessError: if a job of a command fails, with the same `returncode`. It
-            is the base class of FunctionError.
-        KeyboardInterrupt: in the main thread, after Ctrl-C.
-        RuntimeError: if the job can't start or Ray fails.
-        ValueError: for an invalid argument, before anything starts.
-        TypeError: for an argument of a wrong type, before anything starts. Also at the end, if a
-            worker's return value can't be pickled.
+        FunctionError: a job that runs a function has failed. The error has the rank and the exception
+            of the worker that failed first. If other workers survive a worker's failure, the job hasn't
+            failed. `returncode` is kungfu-run's exit status, for example 143 after a SIGTERM.
+        subprocess.CalledProcessError: a job that runs a command has failed. `returncode` is
+            kungfu-run's exit status. This class is the base class of FunctionError.
+        KeyboardInterrupt: the user has pressed Ctrl-C. This is raised in the main thread.
+        RuntimeError: the job can't start, or Ray fails.
+        ValueError: an argument is invalid. The error is raised before anything starts.
+        TypeError: an argument has the wrong type, which is detected before anything starts. The error
+            is also raised at the end if a worker's return value can't be pickled.
     """
     least, most = arguments.least_and_most(num_workers)
     words = ["-engine=ray", f"-np={least}", f"-min-np={least}", f"-max-np={most}"]
@@ -129,10 +132,10 @@ def run(
 
 
 def _folders() -> list[str]:
-    """Return the folders of this program's own modules: the script's folder, and the first folders in sys.path."""
+    """Return the folders from which this program imports its own modules: sys.path[0] and the script's folder."""
     folders = [sys.path[0]] if sys.path else []
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)
-    if script and getattr(main, "__spec__", None) is None:  # with -m, the script is a module in a package's folder
+    if script and getattr(main, "__spec__", None) is None:  # with -m, the script's folder is a package
         folders.append(os.path.dirname(script))
     return [*dict.fromkeys(os.path.abspath(folder) for folder in folders if folder)]

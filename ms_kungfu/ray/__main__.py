@@ -1,4 +1,4 @@
-"""``kungfu-run -engine ray``, which runs this module."""
+"""Run a job on a Ray cluster. ``kungfu-run -engine ray`` runs this module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ms_kungfu.ray import MISSING
 
 
 def main() -> int:
-    """Run the job. Exit status: the job's, 1 if it can't start."""
+    """Run the job. Return the job's exit status, or 1 if the job can't start."""
     request = parse_command_line(sys.argv[1:])
     assert isinstance(request, EngineRequest)
     if find_spec("ray") is None:

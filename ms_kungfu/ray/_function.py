@@ -1,4 +1,4 @@
-"""The program that runs a function in a worker: ``python -m ms_kungfu.ray._function``."""
+"""Run a function in a worker. The workers of `ms_kungfu.ray.run` run ``python -m ms_kungfu.ray._function``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ms_kungfu.runtime import cluster_version, current_rank, detached, init
 
 
 def main() -> None:
-    """Run the function. Write its result to the agent's folder unless the cluster has removed this worker."""
+    """Run the function. If this worker is still in the cluster then, write the result to the agent's folder."""
     sys.excepthook = _tell
     folder = Path(env.RAY_FOLDER.get() or "")
     version, rank, begun = 0, env.RANK_ID.get(), False
     try:
         paths, pickled = pickle.loads((folder / FUNCTION).read_bytes())
-        # Put the folders of the driver's modules first, so that imports work as in the driver.
+        # The folders of the driver's modules come first, so that imports work as in the driver.
         sys.path[:0] = [path for path in paths if path not in sys.path]
         function = pickle.loads(pickled)
         init()
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Report an exception. Ctrl-C ends the worker silently, because the driver reports it."""
+    """Print an exception. After Ctrl-C print nothing, because the driver reports it."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
 

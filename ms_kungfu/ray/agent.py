@@ -1,4 +1,4 @@
-"""The actor on each node. It starts the node's kungfu-run and forwards its output.
+"""Define the actor that runs on each node. The actor starts the node's kungfu-run and forwards its output.
 
 Ray ends the actor's process when the driver or the raylet ends. kungfu-run ends together with the actor
 (PR_SET_PDEATHSIG), and kungfu-run's supervisor then ends the workers.
@@ -26,16 +26,17 @@ from ms_kungfu.launcher.options import PROGRAM
 
 Lines = list[tuple[int, bytes]]  # (descriptor 1 or 2, line)
 _PR_SET_PDEATHSIG = 1
-# Maximum number of chunks that the driver hasn't fetched; at the limit, kungfu-run and the workers block.
+# The actor keeps at most this many chunks that the driver hasn't fetched. At the limit, kungfu-run and the workers
+# block.
 _MOST_CHUNKS = 64
 _CHUNK_BYTES = 1 << 16
-FUNCTION = "function"  # the file in KUNGFU_RAY_FOLDER, next to the function's result
+FUNCTION = "function"  # the file in KUNGFU_RAY_FOLDER that contains the pickled function
 
 
 def run_launcher() -> None:
-    """Run kungfu-run in a process that an agent starts: ``python -c ... PARENT WORDS``."""
+    """Run kungfu-run in this process, which an agent has started with ``python -c ... PARENT WORDS``."""
     if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) or os.getppid() != int(sys.argv.pop(1)):
-        sys.exit(1)  # the agent has already ended
+        sys.exit(1)  # the agent had ended before the prctl call
     # Ray blocks SIGINT in its processes, and sets its own handlers.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -46,7 +47,7 @@ def run_launcher() -> None:
 
 
 class Agent:
-    """The actor of a node. Ray runs each waiting method in a thread."""
+    """The actor on a node. Ray runs each call of a method in its own thread, so a call may wait."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -55,7 +56,7 @@ class Agent:
         self._has_started, self._why_not, self._code = threading.Event(), "", 0
 
     def free_ports(self, address: str, ports: Sequence[int]) -> list[int]:
-        """Return the ports in `ports` on which a process can listen here."""
+        """Return those of the `ports` on which a process on this node can listen."""
         found = []
         for port in ports:
             with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
@@ -70,7 +71,15 @@ class Agent:
     def start(
         self, words: Sequence[str], variables: Mapping[str, str], folder: str, cpus: float, function: bytes | None
     ) -> None:
-        """Start ``kungfu-run WORDS`` in the driver's folder and environment, with `cpus` for each worker."""
+        """Start ``kungfu-run WORDS`` in the driver's folder.
+
+        Args:
+            words: the arguments of kungfu-run.
+            variables: the driver's environment variables for kungfu-run.
+            folder: the driver's current folder.
+            cpus: the number of CPUs for each worker.
+            function: the pickled function that the workers run; None if they run a command.
+        """
         if not _has_working_dir():
             try:
                 os.chdir(folder)
@@ -79,17 +88,17 @@ class Agent:
                     f"{folder}, the folder in which the job was started, can't be used on {socket.gethostname()}: "
                     f"{error.strerror}; create it on all nodes, or let Ray copy it (working_dir of runtime_env)"
                 ) from None
-        # `python` means this interpreter, as in kungfu-distribute.
+        # In the workers' command, `python` means this process's interpreter, as in kungfu-distribute.
         environment = {**os.environ, **variables, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
-        # If the user hasn't set OMP_NUM_THREADS, Ray sets it, but only for this process.
+        # If the user hasn't set OMP_NUM_THREADS, Ray has set it to the CPUs of this process. Workers have other CPUs.
         if environment.get("OMP_NUM_THREADS") == str(max(1, math.floor(_own_cpus()))):
             environment["OMP_NUM_THREADS"] = str(max(1, math.floor(cpus)))
         if function is not None:
             self._folder = tempfile.TemporaryDirectory(prefix="ms_kungfu-ray-")
             Path(self._folder.name, FUNCTION).write_bytes(function)
             environment[env.RAY_FOLDER.name] = self._folder.name
-        # PR_SET_PDEATHSIG depends on the thread that starts the process, so this thread must live as long as the
-        # process.
+        # PR_SET_PDEATHSIG ends kungfu-run when the thread that has started it ends. So that thread must live as long as
+        # kungfu-run.
         try:
             threading.Thread(target=self._run, args=(words, environment), daemon=True).start()
             self._has_started.wait()
@@ -111,7 +120,7 @@ class Agent:
             ]
             for reader in readers:
                 reader.start()
-        # No more processes or threads are allowed, no memory is left, or the words are too long.
+        # Possible reasons: the limit on processes or threads, no free memory, or arguments that are too long.
         except (OSError, RuntimeError) as error:
             self._why_not = getattr(error, "strerror", None) or str(error)
             return
@@ -131,7 +140,7 @@ class Agent:
             self._chunks.put([(descriptor, rest + b"\n")])
 
     def output(self) -> Lines | None:
-        """Return the output since the last call, as soon as there is some. None: kungfu-run has ended."""
+        """Wait until there is output. Return the output since the last call, or None if kungfu-run has ended."""
         lines = self._chunks.get()
         while lines is not None and not self._chunks.empty():
             more = self._chunks.get()
@@ -142,7 +151,7 @@ class Agent:
         return lines
 
     def code(self) -> int:
-        """Return the exit code of the ended kungfu-run, in the form that a shell uses."""
+        """Return kungfu-run's exit code after it has ended. As in a shell, it is 128 + n after signal n."""
         return self._code if self._code >= 0 else 128 - self._code
 
     def signal(self, number: int) -> None:
@@ -150,7 +159,7 @@ class Agent:
             self._process.send_signal(number)
 
     def returned(self) -> list[bytes]:
-        """Return the function's results on this host: an `End` for each of its workers that has one."""
+        """Return the results of the function on this host: a pickled `End` for each worker that has a result."""
         if self._folder is None:
             return []
         files = [path for path in Path(self._folder.name).iterdir() if path.name.isdecimal()]
@@ -166,7 +175,7 @@ def _own_cpus() -> float:
 
 
 def _has_working_dir() -> bool:
-    """Return whether this process runs in the working directory that the user requested for all nodes."""
+    """Return whether this process runs in a working directory that the user has requested for all nodes."""
     import ray
 
     return bool(ray.get_runtime_context().runtime_env.get("working_dir"))

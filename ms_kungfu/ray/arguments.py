@@ -1,4 +1,4 @@
-"""Check the arguments of `ms_kungfu.ray.run`. Messages name the arguments, not the resulting flags. Pure."""
+"""Check the arguments of `ms_kungfu.ray.run`, with messages that name these arguments instead of flags. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,12 @@ def check_function(function: Callable[..., Any]) -> None:
 
 
 def command_words(command: object) -> list[str]:
-    """Return the command's words. Raise TypeError or ValueError if they are invalid."""
+    """Return the words of a command.
+
+    Raises:
+        TypeError: `command` isn't a list of words.
+        ValueError: `command` is empty.
+    """
     if isinstance(command, str):
         raise TypeError(f"command_or_function={command!r} is a string; pass the command's words: {_split(command)}")
     if not isinstance(command, Sequence) or not all(isinstance(word, (str, os.PathLike)) for word in command):
@@ -70,7 +75,7 @@ def least_and_most(num_workers: object) -> tuple[int, int]:
 
 
 def amount(name: str, value: object) -> float:
-    """Return an amount of a resource, or of seconds."""
+    """Return `value`, which must be an amount of a resource or a number of seconds."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}={value!r} is not a number")
     if not 0 <= value < math.inf:
@@ -79,7 +84,7 @@ def amount(name: str, value: object) -> float:
 
 
 def resources(*counts: object) -> list[str]:
-    """Return the flags for the CPUs, GPUs and NPUs per worker."""
+    """Return kungfu-run's flags for the number of CPUs, GPUs and NPUs per worker."""
     found = [amount(name, count) for name, count in zip(_RESOURCES, counts)]
     if not any(found):
         raise ValueError("cpus_per_worker=0: a worker needs more than 0 CPUs, GPUs or NPUs of a node")

@@ -1,4 +1,4 @@
-"""Requests to Ray: list its nodes, reserve a part of a node, and ask for more nodes."""
+"""Make requests to Ray: list its nodes, reserve a part of a node, and ask for more nodes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from ms_kungfu.ray.placing import Node
 
 _CALL_S = 5.0
 _LOOK_S = 0.02
-_AT_A_TIME = 8  # concurrent calls of an agent: output, end and signals
+_AT_A_TIME = 8  # how many methods of an agent may run at the same time
 
 
 class Connection(NamedTuple):
-    """A connection to Ray. `ours`: this program connects and disconnects Ray.
+    """A connection to Ray.
 
-    `found`: the user hasn't named a cluster, but a cluster runs on this machine.
+    `ours`: whether this module has connected the program to Ray, and must disconnect it. `found`: whether the user
+    hasn't named a cluster, and a cluster was found on this machine.
     """
 
     ours: bool
@@ -36,10 +37,13 @@ class Connection(NamedTuple):
 
 
 def connect(address: str | None, runtime_env: Mapping[str, Any] | None) -> Connection:
-    """Connect to a cluster. Raise ConnectionError if there is none.
+    """Connect to a cluster.
 
-    Without an address, use a cluster that runs on this machine, or else start a cluster for this
-    program only.
+    If `address` is None, use a cluster that runs on this machine. If there is none, start a cluster for this program
+    only.
+
+    Raises:
+        ConnectionError: there is no cluster at `address`.
     """
     if ray.is_initialized():
         return Connection(False, False)
@@ -61,7 +65,9 @@ def connect(address: str | None, runtime_env: Mapping[str, Any] | None) -> Conne
 def _check_there(address: str) -> None:
     """Check an address before Ray uses it, because Ray itself would retry for two minutes.
 
-    Raise ConnectionError if nothing listens there, and ValueError for another kind of address.
+    Raises:
+        ConnectionError: nothing listens at the address.
+        ValueError: the address has an unsupported form.
     """
     if "://" in address:
         raise ValueError("the driver runs on a node of the cluster; write HOST:PORT there, or use ray job submit")
@@ -79,7 +85,7 @@ def _check_there(address: str) -> None:
 
 
 def own_address() -> str:
-    """Return the cluster's own address, for nodes that want to join it."""
+    """Return the cluster's address, with which other nodes can join the cluster."""
     return str(ray.get_runtime_context().gcs_address)
 
 
@@ -98,9 +104,9 @@ def nodes() -> list[Node]:
 
 
 class Watch:
-    """Request `nodes` from Ray in a separate thread.
+    """Call `nodes` in a separate thread, because the call may block.
 
-    If the GCS of Ray's head is lost, Ray doesn't answer, and after a minute it ends this process.
+    If the GCS on Ray's head node is lost, Ray doesn't answer, and after a minute Ray ends this process.
     """
 
     def __init__(self) -> None:
@@ -108,7 +114,7 @@ class Watch:
         self._asked_at: float | None = None
 
     def answer(self) -> list[Node] | None:
-        """Return the nodes. None: no answer yet, call again."""
+        """Return the nodes, or None if Ray hasn't answered yet. In that case the caller calls again later."""
         if self._asked_at is None:
             self._asked_at = run_time()
             threading.Thread(target=self._ask, daemon=True).start()
@@ -124,7 +130,7 @@ class Watch:
     def _ask(self) -> None:
         try:
             self._answers.put(nodes())
-        except Exception as error:  # `answer` raises it in the driver, which made the request
+        except Exception as error:  # `answer` raises the error in the driver's thread
             self._answers.put(error)
 
     def silent_s(self) -> float:
@@ -133,7 +139,7 @@ class Watch:
 
 
 def in_time(call: Callable[[], object], limit_s: float) -> bool:
-    """Return whether a Ray call has ended in time. Its exceptions are ignored."""
+    """Make a call of Ray in a thread. Return whether the call has ended in time. Exceptions in it are ignored."""
 
     def run() -> None:
         with contextlib.suppress(Exception):
@@ -146,18 +152,18 @@ def in_time(call: Callable[[], object], limit_s: float) -> bool:
 
 
 def wish(needs: Mapping[str, float], count: int) -> None:
-    """Make an autoscaler, if there is one, provide resources for this number of workers."""
+    """Ask the autoscaler, if there is one, to provide resources for `count` workers."""
     request_resources(bundles=[dict(needs)] * count)
 
 
 def reserve(node: str, needs: Mapping[str, float], slots: int) -> PlacementGroup:
-    """Reserve resources for this number of workers on a node, for the agent there. Ray grants the resources later."""
+    """Reserve resources for `slots` workers on a node, for the agent on that node. Ray grants the resources later."""
     bundle = {name: count * slots for name, count in needs.items()}
     return placement_group([bundle], bundle_label_selector=[{"ray.io/node-id": node}])
 
 
 def start_agent(node: str, group: PlacementGroup | None, needs: Mapping[str, float], slots: int) -> Any:
-    """Start an agent in the reserved resources, or without resources if none are reserved."""
+    """Start an agent on a node, with the resources that `group` has reserved, or without resources if it is None."""
     where: object = NodeAffinitySchedulingStrategy(node, soft=False)
     if group is not None:
         where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
@@ -170,19 +176,19 @@ def start_agent(node: str, group: PlacementGroup | None, needs: Mapping[str, flo
 
 
 def end_agent(agent: Any) -> None:
-    """End an agent at once, with everything that it has started."""
-    with contextlib.suppress(Exception):  # the node has ended, or Ray has
+    """End an agent at once, together with everything that it has started."""
+    with contextlib.suppress(Exception):  # the node or Ray may have ended
         ray.kill(agent)
 
 
 def give_back(groups: Iterable[PlacementGroup], limit_s: float) -> None:
-    """Release reserved resources. Return when Ray reports them as free, or after the time limit."""
+    """Release reserved resources. Return when Ray reports the resources as free, or after `limit_s` seconds."""
     left = {group.id.hex() for group in groups}
     for group in groups:
         with contextlib.suppress(Exception):
             remove_placement_group(group)
-    # Ray reports a group as removed before its nodes have their resources back. Until then the nodes have resources
-    # that are named after the group.
+    # Ray reports a group as removed before the nodes have their resources back. Until a node has them back, it has
+    # resources whose names contain the group's ID.
     deadline = run_time() + limit_s
     while left and run_time() < deadline:
         held = {name for resources in state.available_resources_per_node().values() for name in resources}

@@ -1,12 +1,13 @@
-"""A job on a Ray cluster: one agent per node, which runs the host's kungfu-run, until the job has an exit status.
+"""Run a job on a Ray cluster. Each node has an agent, which runs the kungfu-run of its host.
 
-The job works like any other on several hosts. Its head node is the driver's node, and the actors end with the driver.
-(A node that can't have a worker becomes a head node without slots.) With etcd, leadership can move to another host.
-The job then continues without the first host's kungfu-run, but not without the driver.
+The job works like any other job on several hosts. Its head node is the driver's node. If no worker fits on that node,
+it is a head node without slots. The agents end with the driver. With etcd, leadership can move to another host. The job
+then continues without the first host's kungfu-run, but not without the driver.
 
-Ray only provides the list of hosts. A new node joins (``-join``), and the driver then requests as many workers as
-there are slots. If Ray is about to remove a node, its kungfu-run gets a SIGTERM, and its host leaves. The controller
-handles a lost node. Only the controller decides on failures, versions and the job's end.
+Ray only provides the list of hosts. If there is a new node, it joins the job (``-join``), and the driver then requests
+as many workers as there are slots. If Ray is about to remove a node, the node's kungfu-run gets a SIGTERM, and its host
+leaves the job. The controller handles lost nodes. Only the controller makes decisions about failures, cluster versions
+and the end of the job.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ from ms_kungfu.ray import cluster
 from ms_kungfu.ray.placing import FLAGS, Names, Node, Words, deal, too_small
 
 _LOOK_S = 1.0
-_AGENT_S = 120.0  # limit for Ray to start an agent's process
-_AGAIN_S = 10.0  # pause before a node that couldn't join is tried again
+_AGENT_S = 120.0  # time limit for Ray to start an agent's process
+_AGAIN_S = 10.0  # if a node couldn't join, the driver tries again after this time
 _LAST_WORDS_S = 10.0
-_SETTLE_S = 5.0  # the time until Ray reports the resources of an ended process as free
-_SILENT_S = 5.0  # the time after which the driver reports that Ray doesn't answer
+_SETTLE_S = 5.0  # Ray reports the resources of an ended process as free within this time
+_SILENT_S = 5.0  # if Ray doesn't answer for this time, the driver logs that
 _PORTS = range(12000, 28000)  # below the ephemeral ports of most systems
 _TRIED_PORTS = 64
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ASKS_BEFORE_A_KILL = 3
-_ADDRESS = "RAY_ADDRESS"  # Ray's own variable, used without an address argument
+_ADDRESS = "RAY_ADDRESS"  # Ray's own variable, which is used if the user gives no address
 _OF_A_JOINING_HOST = ("q", "v", "logdir", "logfile", "prefix", "progress")
 
 
@@ -59,7 +60,11 @@ class JobError(Exception):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a job: exit status (`code`), function results (`returned`, pickled `End` objects) and signals."""
+    """The result of a job.
+
+    `code`: the exit status. `returned`: the results of the function, as pickled `End` objects. `signals`: the signals
+    that the driver has got.
+    """
 
     code: int
     returned: list[bytes] = field(default_factory=list)
@@ -68,14 +73,26 @@ class Outcome:
 
 @dataclass
 class _Host:
-    """A host. `joins`: its join was requested, but the store doesn't list it yet. `has_ended`: its kungfu-run ended."""
+    """A host of the job.
+
+    Args:
+        node: the ID of its Ray node.
+        name: the host's name in the job.
+        slots: how many workers it may run.
+        group: the reserved resources; None if there are none.
+        agent: the agent on the node.
+        output: the call that waits for the next lines of output.
+        joins: whether the host has been asked to join the job, and the store doesn't list it yet.
+        leaves: whether Ray is about to remove the node.
+        has_ended: whether the host's kungfu-run has ended.
+    """
 
     node: str
     name: str
     slots: int
     group: Any = None
     agent: Any = None
-    output: Any = None  # the call that waits for the next lines
+    output: Any = None
     joins: bool = False
     leaves: bool = False
     has_ended: bool = False
@@ -85,9 +102,13 @@ class _Host:
 
 
 class Driver:
-    """The driver of one job, whose workers run `function` (bytes) with `ms_kungfu.ray._function`.
+    """The driver of one job.
 
-    `words`: the user's terms for messages. `is_found`: the user hasn't named the cluster.
+    Args:
+        request: the command and the resources that the user has requested.
+        function: the pickled function that the workers run with `ms_kungfu.ray._function`; None for a command.
+        words: the names of flags or arguments for messages.
+        is_found: whether the user hasn't named the cluster.
     """
 
     def __init__(
@@ -96,10 +117,10 @@ class Driver:
         self._request, self._function, self._words, self._is_found = request, function, words, is_found
         self._quiet = any(word in ("-q=true", "-q=t", "-q=1") for word in request.flags)
         self._secret = env.JOB_SECRET.get() or secrets.token_hex(32)
-        self._hosts: dict[str, _Host] = {}  # hosts by node ID
-        self._head: _Host | None = None  # None: the lease has moved from the first host, and may move again
-        self._not_before: dict[str, float] = {}  # node -> the earliest time for another attempt
-        self._told: set[str] = set()  # messages that were logged and are logged only once
+        self._hosts: dict[str, _Host] = {}  # node ID -> host
+        self._head: _Host | None = None  # None if the lease has moved away from the first host; it may move again
+        self._not_before: dict[str, float] = {}  # node ID -> the earliest time at which the node may try to join again
+        self._told: set[str] = set()  # the messages that `_say_once` has shown
         self._signals: list[int] = []
         self._url, self._port = "", 0
         self._watch, self._is_silent = cluster.Watch(), False
@@ -107,7 +128,11 @@ class Driver:
         self._returned: list[bytes] = []
 
     def run(self) -> Outcome:
-        """Run the job. Raise JobError if it can't run. Nothing of the job remains when this returns."""
+        """Run the job. When this returns, nothing of the job is left on the nodes.
+
+        Raises:
+            JobError: the job can't run.
+        """
         with self._catch_signals():
             try:
                 code = self._follow() if self._begin() else 128 + self._signals[0]
@@ -128,7 +153,7 @@ class Driver:
     # ---- start ----
 
     def _begin(self) -> bool:
-        """Begin the job. Return False if a signal has arrived first."""
+        """Begin the job. Return False if a signal has arrived before the job could begin."""
         request = self._request
         cluster.wish(request.needs, request.most)
         nodes = self._wait_for_room()
@@ -152,7 +177,7 @@ class Driver:
             raise self._too_small(cluster.nodes())
         common = [port for port in ports if all(port in each for each in free.values())]
         if len(common) < 2:
-            raise JobError("no port is free on all nodes; check for firewalls between them")
+            raise JobError("no single port is free on every node; check for firewalls between the nodes")
         self._port, config_port = common[:2]
         self._start_all(min(there, request.most), config_port)
         return True
@@ -191,7 +216,7 @@ class Driver:
         return host
 
     def _ask_all(self, ports: list[int]) -> dict[str, list[int]]:
-        """Return the ports that are free on all nodes. Drop agents that Ray hasn't started in time."""
+        """Return the free ports of each node, by node ID. Drop the hosts whose agent Ray hasn't started in time."""
         asked = {host.agent.free_ports.remote(_address(host.name), ports): host for host in self._hosts.values()}
         deadline = run_time() + _AGENT_S
         waiting, free = list(asked), {}
@@ -223,11 +248,11 @@ class Driver:
             self._start(host, [*words, f"-self={host.name}", *request.command])
 
     def _start(self, host: _Host, words: list[str]) -> None:
-        """Start a host. Raise JobError if that fails."""
+        """Start a host's kungfu-run with these arguments. Raise JobError if that fails."""
         try:
             cpus = self._request.needs.get("CPU", 0.0)
             ray.get(host.agent.start.remote(words, self._variables(), os.getcwd(), cpus, self._function))
-        except ValueError as error:  # which Ray has wrapped
+        except ValueError as error:  # Ray wraps the agent's error in an error of this class
             raise JobError(str(getattr(error, "cause", error))) from None
         host.listen()
 
@@ -262,9 +287,12 @@ class Driver:
                 self._mind_silence()
 
     def _pass_on(self, number: int) -> None:
-        """Send a signal to the head node, which ends the job everywhere, or to a host that reports to it."""
+        """Send a signal to the head node's kungfu-run, which ends the job on all hosts.
+
+        If the head node isn't known, send the signal to another host, which reports it to the head node.
+        """
         if number == signal.SIGTERM and has_leadership(self._url):
-            number = signal.SIGINT  # with the other signal only this host would leave, and the job would continue
+            number = signal.SIGINT  # after a SIGTERM, only that host would leave, and the job would continue
         told = self._head or next(iter(self._hosts.values()))
         told.agent.signal.remote(number)
 
@@ -273,7 +301,7 @@ class Driver:
         if is_silent and not self._is_silent:
             self._say(
                 "Ray's head (its GCS) doesn't answer: training continues, but no node joins or leaves; if the head "
-                "doesn't answer again within a minute of its loss, Ray ends this program and the job"
+                "is lost for a minute, Ray ends this program and the job"
             )
         elif self._is_silent and not is_silent:
             self._say("Ray's head (its GCS) answers again")
@@ -282,7 +310,7 @@ class Driver:
     def _hear(self, host: _Host) -> None:
         try:
             lines = ray.get(host.output)
-        except ActorUnavailableError:  # Ray doesn't know yet whether the agent has ended
+        except ActorUnavailableError:  # Ray can't reach the agent, and doesn't know yet whether it has ended
             host.listen()
             return
         except RayActorError:
@@ -306,10 +334,10 @@ class Driver:
         host.listen()
 
     def _ends_job(self, host: _Host) -> bool:
-        """Return whether the job ends with that host's kungfu-run or agent.
+        """Return whether the job has ended because the kungfu-run or agent of `host` has ended.
 
-        The job ends with the head node's kungfu-run or agent. If the store doesn't answer, the job also
-        ends with the last host's.
+        This is the case if `host` is the head node, and no other host continues the job. It is also the case if `host`
+        is the last host.
         """
         if self._head is not None and self._head is not host:
             return False
@@ -317,7 +345,7 @@ class Driver:
             return True
         try:
             found = open_leadership(self._url, timeout_s=_SILENT_S).look()
-            # The snapshot may belong to an earlier job of the same name. Only this job uses this port.
+            # The snapshot may belong to an earlier job with the same name. That job has used another port.
             return (
                 not may_go_on(found, host.name)
                 or LeaderSnapshot.from_json(found.snapshot).first.runners[0].port != self._port
@@ -326,7 +354,7 @@ class Driver:
             return host is self._head
 
     def _is_there(self, host: _Host) -> bool:
-        """Return whether Ray still lists the host's node, so that only the actor has failed."""
+        """Return whether Ray still lists the host's node. If it does, only the agent has failed."""
         found: list[Node] = []
         cluster.in_time(lambda: found.extend(cluster.nodes()), _SILENT_S)
         return any(node.id == host.node for node in found)
@@ -352,14 +380,14 @@ class Driver:
     def _join(self, node: Node, slots: int) -> None:
         name = self._names.name(node, [host.name for host in self._hosts.values()])
         if name is None:
-            self._say_once(f"a node at {node.address} is left out: another host has the same address")
+            self._say_once(f"a node at {node.address} doesn't join the job: another host has the same address")
             return
         host = self._add(node, name, slots)
         flags = [word for word in self._request.flags if word[1:].partition("=")[0] in _OF_A_JOINING_HOST]
         try:
             done, _ = ray.wait([host.agent.free_ports.remote(_address(name), [])], timeout=_LOOK_S * 15)
             if not done:
-                raise JobError(f"Ray has started no agent on {name} so far")
+                raise JobError(f"Ray hasn't started an agent on {name} yet")
             self._start(host, ["-join", self._url, "-self", f"{name}:{slots}", *flags])
             host.joins = True
         except (JobError, RayActorError) as error:
@@ -367,8 +395,8 @@ class Driver:
             self._drop(host)
 
     def _fill(self) -> None:
-        """Request as many workers as there are slots, once the job knows about new slots."""
-        with contextlib.suppress(ConfigServerError, ValueError):  # retried later
+        """Request as many workers as there are slots, if the store lists new hosts."""
+        with contextlib.suppress(ConfigServerError, ValueError):  # the next look tries again
             store = open_store(self._url, self._secret)
             held = store.get()
             new = [host for host in self._hosts.values() if host.joins and held and host.name in (held.slots or {})]
@@ -380,7 +408,7 @@ class Driver:
                     host.joins = False
 
     def _still_starts(self) -> bool:
-        """Return whether the head node's status says that it waits for other hosts."""
+        """Return whether the job's status is still "starting", so that the head node waits for other hosts."""
         with contextlib.suppress(ConfigServerError):
             status = open_store(self._url, self._secret).status()
             return isinstance(status, dict) and status.get("state") == "starting"
@@ -389,11 +417,14 @@ class Driver:
     # ---- end ----
 
     def _end(self, last: _Host) -> int:
-        """Let the other hosts end by themselves, so that their messages appear."""
+        """Return the exit status of the job, which has ended on the host `last`.
+
+        First wait until the other hosts' kungfu-run has ended, so that their last messages are shown.
+        """
         self._head = last
         code = int(ray.get(last.agent.code.remote()))
         if self._signals and code == 128 + signal.SIGINT:
-            code = 128 + self._signals[0]  # the exit code for that signal
+            code = 128 + self._signals[0]  # SIGINT may have replaced the user's signal (`_pass_on`)
         if self._function is not None:
             self._collect(last)
         deadline = run_time() + _LAST_WORDS_S
@@ -413,7 +444,7 @@ class Driver:
     def _drop(self, host: _Host) -> None:
         if host is self._head:
             self._head = None
-        if self._function is not None and host.has_ended:  # the agent of a running kungfu-run may never answer
+        if self._function is not None and host.has_ended:  # if kungfu-run is still running, its agent may never answer
             self._collect(host)
         del self._hosts[host.node]
         cluster.end_agent(host.agent)
@@ -424,7 +455,7 @@ class Driver:
 
     @contextlib.contextmanager
     def _catch_signals(self) -> Iterator[None]:
-        """Catch signals. Python runs handlers in the main thread only."""
+        """Record signals instead of handling them, if this is the main thread. Only that thread can set handlers."""
         before: dict[int, Any] = {}
 
         def note(number: int, frame: FrameType | None) -> None:
@@ -449,7 +480,7 @@ class Driver:
 
 
 def of_host(name: str, line: bytes) -> bytes:
-    """Return a line of another host's kungfu-run, with the host's name inserted."""
+    """Return a line that another host's kungfu-run has printed, with the host's name after the program's name."""
     program = PROGRAM.encode()
     for said, instead in ((b"[%b] ", b"[%b %b] "), (b"%b: ", b"%b on %b: ")):
         if line.startswith(said % program):
@@ -463,7 +494,7 @@ def _address(name: str) -> str:
 
 def _show(descriptor: int, line: bytes) -> None:
     stream = sys.stdout if descriptor == 1 else sys.stderr
-    with contextlib.suppress(OSError):  # the reader has closed: training continues
+    with contextlib.suppress(OSError):  # if the reader of the output has ended, training continues
         stream.write(line.decode(errors="replace"))
         stream.flush()
 
@@ -474,7 +505,11 @@ def run(
     runtime_env: Mapping[str, Any] | None = None,
     words: Words = FLAGS,
 ) -> Outcome:
-    """Run a job. Raise JobError if it can't run."""
+    """Run a job on a Ray cluster.
+
+    Raises:
+        JobError: the job can't run.
+    """
     address, name = request.address, words.address
     if address in (None, "auto") and (named := os.environ.get(_ADDRESS)):
         address, name = named, f"{_ADDRESS}="
@@ -483,8 +518,8 @@ def run(
     except ConnectionError as error:
         why = "runs here" if address == "auto" else f"answers there ({_first_line(error)})"
         raise JobError(
-            f"{name}{address}: no Ray cluster {why}; start one (ray start --head), or leave {name.strip(' =')} out for "
-            "a new one"
+            f"{name}{address}: no Ray cluster {why}; start one (ray start --head), or omit {name.strip(' =')} "
+            "to use a new cluster"
         ) from None
     except Exception as error:  # Ray has no exception class for these errors
         where = "Ray doesn't start" if address is None else f"{name}{address}"

@@ -1,4 +1,4 @@
-"""The results of a `ms_kungfu.ray.run` function on each worker, and the result for the caller. Pure."""
+"""Describe how the function of `ms_kungfu.ray.run` has ended on each worker, and derive the caller's result. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ RETURNED, UNSENT, RAISED = "returned", "unsent", "raised"
 class FunctionError(subprocess.CalledProcessError):
     """Training with a function has failed.
 
-    Its cause (``__cause__``) is the worker's exception, if that could be pickled. `cmd` is the
-    function's name.
+    If the worker's exception could be pickled, it is the cause (``__cause__``) of this error. `cmd` is
+    the function's name.
 
     Args:
         returncode: kungfu-run's exit status.
         function: the function's name.
-        rank: the rank of the worker that failed first. None if the function didn't fail, but for
-            example a signal or a lack of memory ended the job.
-        error: the exception's type and text, ``"ValueError: no such file"``.
-        traceback: the exception's traceback, with the worker's lines.
+        rank: the rank of the worker that failed first. None if the function didn't raise an exception,
+            for example because a signal or a lack of memory ended the job.
+        error: the exception's type and text, such as ``"ValueError: no such file"``.
+        traceback: the exception's traceback in the worker, as text.
     """
 
     def __init__(
@@ -43,8 +43,14 @@ class FunctionError(subprocess.CalledProcessError):
 class End(NamedTuple):
     """How the function has ended on one worker.
 
-    `at`: seconds since 1970. `data`: the returned value or raised exception, pickled; empty if pickling
-    failed. `text`: a description of the exception, or of the value that couldn't be pickled.
+    Args:
+        kind: `RETURNED`, `UNSENT` (the returned value can't be pickled) or `RAISED`.
+        version: the worker's cluster version.
+        rank: the worker's rank.
+        at: when the function ended, in seconds since 1970.
+        data: the pickled value or exception. It is empty if pickling has failed.
+        text: a description of the exception, or of the value that can't be pickled.
+        traceback: the exception's traceback.
     """
 
     kind: str
@@ -57,7 +63,7 @@ class End(NamedTuple):
 
 
 def end_by_value(value: object, version: int, rank: int, at: float, dumps: Callable[[Any], bytes]) -> End:
-    """Return the `End` for a returned value."""
+    """Return the `End` of a worker on which the function has returned `value`."""
     try:
         return End(RETURNED, version, rank, at, dumps(value))
     except Exception as error:  # a `__reduce__` method may raise anything
@@ -66,7 +72,7 @@ def end_by_value(value: object, version: int, rank: int, at: float, dumps: Calla
 
 
 def end_by_error(error: BaseException, version: int, rank: int, at: float, dumps: Callable[[Any], bytes]) -> End:
-    """Return the `End` for an exception."""
+    """Return the `End` of a worker on which the function has raised `error`."""
     try:
         data = dumps(error)
     except Exception:  # if it can't be pickled, its text is enough
@@ -76,9 +82,10 @@ def end_by_error(error: BaseException, version: int, rank: int, at: float, dumps
 
 
 def values(function: str, ends: Sequence[End]) -> list[Any]:
-    """Return the values that the last cluster's workers have returned, by rank.
+    """Return the values that the workers in the last cluster have returned, sorted by rank.
 
-    Raise TypeError if a value can't be unpickled.
+    Raises:
+        TypeError: a value couldn't be pickled or can't be unpickled.
     """
     came = [end for end in ends if end.kind != RAISED]
     last = max((end.version for end in came), default=0)
@@ -97,9 +104,9 @@ def values(function: str, ends: Sequence[End]) -> list[Any]:
 
 
 def failure(function: str, code: int, ends: Sequence[End]) -> FunctionError:
-    """Return the exception for a job that has ended with that exit status.
+    """Return the exception for a job that has ended with the exit status `code`.
 
-    The first worker's exception is used, because it may have caused the others.
+    It describes the exception that was raised first, because that exception may have caused the others.
     """
     raised = sorted((end for end in ends if end.kind == RAISED), key=lambda end: end.at)
     if not raised:
@@ -108,7 +115,7 @@ def failure(function: str, code: int, ends: Sequence[End]) -> FunctionError:
     error = FunctionError(code, function, first.rank, first.text, first.traceback)
     try:
         cause = pickle.loads(first.data)
-    except Exception:  # an exception class from the worker's modules, or with a custom constructor
+    except Exception:  # e.g. an exception class that only the worker can import, or one with a custom constructor
         cause = None
     error.__cause__ = cause if isinstance(cause, BaseException) else None
     return error

@@ -1,4 +1,4 @@
-"""Decide which of Ray's nodes have workers, how many, and the hosts' names. Pure."""
+"""Decide on which of Ray's nodes workers run, how many run on each, and the hosts' names. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-_ROUNDING = 1e-6  # Ray counts in steps of 1e-4
+_ROUNDING = 1e-6  # Ray counts resources in steps of 1e-4
 _MOST_LOOPBACK = 2**16
 
 
 @dataclass(frozen=True)
 class Node:
-    """A Ray node. `free`: its free resources. `leaves`: Ray is about to remove it."""
+    """A Ray node. `free`: the node's free resources. `leaves`: whether Ray is about to remove the node."""
 
     id: str
     address: str
@@ -22,17 +22,17 @@ class Node:
     leaves: bool = False
 
     def room(self, needs: Mapping[str, float]) -> int:
-        """Return how many workers fit if each requires `needs`."""
+        """Return how many workers fit on the node if each requires the resources `needs`."""
         if self.leaves:
             return 0
         return min(math.floor(self.free.get(name, 0.0) / count + _ROUNDING) for name, count in needs.items())
 
 
 def deal(nodes: Iterable[Node], needs: Mapping[str, float], most: int) -> dict[str, int]:
-    """Return the number of workers per node, by node ID, `most` in total.
+    """Return the number of workers on each node, by node ID. The total is at most `most`.
 
-    A few nodes with many workers each are better than many nodes with few workers, so nodes with the most free
-    resources come first.
+    Nodes on which more workers fit come first, because a few nodes with many workers are better than many nodes with
+    few workers.
     """
     dealt: dict[str, int] = {}
     for node in sorted(nodes, key=lambda node: -node.room(needs)):
@@ -43,28 +43,30 @@ def deal(nodes: Iterable[Node], needs: Mapping[str, float], most: int) -> dict[s
 
 
 class Names:
-    """Choose the hosts' names: a host's name is the address of its node.
+    """Choose the hosts' names. Normally, a host's name is the address of its node.
 
-    Nodes with the same address are raylets on one machine, as in Ray's own tests. If all nodes share an address, each
-    host gets its own address on the loopback (127.0.0.0/8), like hosts simulated on one machine (``-self``). Otherwise
-    the first node with a shared address becomes the machine's host, and the other nodes with that address are left
-    out.
+    Nodes with the same address are raylets on one machine, as in Ray's own tests. If all nodes have the same address,
+    each host gets its own loopback address (127.0.0.0/8), like hosts that are simulated on one machine (``-self``). If
+    only some nodes share an address, the first of them becomes a host, and the others don't take part in the job.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        """`nodes`: the nodes on which the job may begin."""
+        """Choose the kind of names. `nodes`: the nodes on which the job may begin."""
         self._machine = ""  # the address of the machine that simulates all hosts
         if len({node.address for node in nodes}) == 1 and (len(nodes) > 1 or _is_loopback(nodes[0].address)):
             self._machine = nodes[0].address
         self._given = 0
 
     def name(self, node: Node, taken: Collection[str]) -> str | None:
-        """Return a new node's name, given the names in `taken`. None: the node can't be a host of this job."""
+        """Return the name of a new host; None if the node can't be a host in this job.
+
+        `taken`: the names of the present hosts.
+        """
         if self._machine:
             if node.address != self._machine or self._given >= _MOST_LOOPBACK:
                 return None
             name = f"127.0.{self._given // 250}.{self._given % 250 + 1}"
-            self._given += 1  # don't reuse a removed host's name: the job may still use it
+            self._given += 1  # the name of a removed host isn't used again, because the job may still use it
             return name
         name = f"[{node.address}]" if ":" in node.address else node.address
         return None if name in taken or _is_loopback(node.address) else name
@@ -76,7 +78,7 @@ def _is_loopback(address: str) -> bool:
 
 @dataclass(frozen=True)
 class Words:
-    """The terms for messages: argument or flag names that the user knows."""
+    """The names for messages: the flags of kungfu-run, or the arguments of `ms_kungfu.ray.run`."""
 
     size: str
     least: str
@@ -100,9 +102,9 @@ def too_small(
     is_found: bool,
     words: Words = FLAGS,
 ) -> str:
-    """Return the message for a user that requests `size` workers and needs at least `least`.
+    """Return the message that the cluster is too small for `size` workers, or for the minimum of `least` workers.
 
-    `is_found`: the user hasn't named the cluster at that address, and may not know about it.
+    `is_found`: whether the user hasn't named the cluster at `address`, and so may not know about it.
     """
     room = sum(node.room(needs) for node in nodes)
     each = " and ".join(f"{count:g} {name}" for name, count in needs.items())

@@ -1,1 +1,1 @@
-"""Tools for training jobs. Each tool for users has a module in ms_kungfu with its command's name."""
+"""Tools for training jobs. For each tool that users run, the package ms_kungfu has a module with the tool's name."""

@@ -1,18 +1,19 @@
 """Kill and resize a user's job while it runs, and report whether it survives: ``python -m ms_kungfu.chaos``.
 
-The job runs under ``kungfu-run -w -recover replace``. Every few seconds a random worker is killed by SIGKILL, or the
-cluster is resized at random. The last worker that is known to have the training state is never killed. After ``-for``
-seconds the job may finish. Then this program checks:
+The job runs under ``kungfu-run -w -recover replace``. Every few seconds, this tool kills a random worker with SIGKILL,
+or resizes the cluster to a random size. It never kills the last worker that is known to have the training state. After
+``-for`` seconds, the tool lets the job finish. Then it checks:
 
-- that the program has workers of ms_kungfu, and that some were killed or resized,
+- that the program uses ms_kungfu, and that the cluster has changed,
 - that the job finished with exit status 0,
-- that the ledger is exact (``python -m ms_kungfu.dataset.audit``), if the program writes one (KUNGFU_LEDGER_DIR is set
-  for it),
-- that all workers ended with the same parameters, if each prints a line ``parameters CHECKSUM``,
-- that the launcher and long-lived workers don't use more descriptors, shared-memory mappings or memory over time,
-- that no process and no file in /dev/shm of the job remains.
+- that the ledger is exact (``python -m ms_kungfu.dataset.audit``), if the program writes a ledger. The tool sets
+  KUNGFU_LEDGER_DIR for this purpose,
+- that all workers ended with the same parameters, if each worker prints a line ``parameters CHECKSUM``,
+- that the launcher and long-lived workers don't use more and more descriptors, shared-memory mappings or memory,
+- that no process of the job remains, and none of its files in /dev/shm.
 
-Exit status: 0 no problems, 1 problems (named in the output), 2 invalid command line.
+The exit status is 0 if there are no problems, 1 if there are problems, which the output names, and 2 if the command
+line is invalid.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from typing import Callable
 
 from ms_kungfu._processes import children, descendants, end_launcher, ended_by_signals, stat_of
 
-_MEMORY_SLACK = 1.3  # factor by which memory may grow from the first to the second half of a process's samples
+_MEMORY_SLACK = 1.3  # from the first to the second half of a process's samples, memory may grow by this factor
 _MEMORY_SLACK_BYTES = 64 << 20
 _FD_SLACK = 4
 _PERIOD_S = 0.5
-_START_S = 20.0  # the time that a worker may need to import and compile
-_JUDGED_S = 20.0  # the minimum time for which a process is sampled after its start
+_START_S = 20.0  # a worker may need this time to import and compile; its growth in this time isn't checked
+_JUDGED_S = 20.0  # a process is checked only if it has been sampled for this time after its start
 _SHM = "/dev/shm"
-_KILLS = 0.7  # fraction of kills among the actions; the rest are resizes
+_KILLS = 0.7  # the fraction of actions that are kills; the other actions are resizes
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The resources of a process."""
+    """The resources that a process uses at one time."""
 
     memory_bytes: int
     descriptors: int
@@ -56,7 +57,10 @@ class Sample:
 
 
 def leaks(samples: Sequence[Sample], typical: Callable[[Iterable[int]], float] = max) -> list[str]:
-    """Return how the process has grown from the first half of its samples to the second, by maximum or by `typical`."""
+    """Return how a process has grown from the first half of its samples to the second half, as texts.
+
+    Memory is compared by its maximum in each half. Descriptors and mappings are compared by the function `typical`.
+    """
     half = len(samples) // 2
     if half < 3:
         return []
@@ -73,15 +77,16 @@ def leaks(samples: Sequence[Sample], typical: Callable[[Iterable[int]], float] =
 
 
 def settled(samples: Sequence[Sample], start_s: float) -> Sequence[Sample]:
-    """Return the samples after the process's start; an empty list if there are too few."""
+    """Return the samples after the first `start_s` seconds of a process; an empty list if there are too few."""
     later = samples[int(start_s / _PERIOD_S) :]
     return later if len(later) * _PERIOD_S >= _JUDGED_S else []
 
 
 def launcher_leaks(samples: Sequence[tuple[int, Sample]]) -> list[str]:
-    """Return the launcher's growth, given the number of workers at each sample.
+    """Return how the launcher has grown, as texts. `samples`: pairs of the number of workers and a sample.
 
-    Its resources depend on that number. While workers join and leave, the launcher briefly needs more.
+    The launcher's resources depend on the number of workers, so only samples with the same number are compared. While
+    workers join and leave, the launcher needs more resources for a short time, so medians are compared.
     """
     found = []
     for size in sorted({size for size, _ in samples}):
@@ -91,7 +96,7 @@ def launcher_leaks(samples: Sequence[tuple[int, Sample]]) -> list[str]:
 
 
 def sample(pid: int) -> Sample | None:
-    """Return a sample; None if the process has ended."""
+    """Return a sample of a process; None if the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         maps = Path(f"/proc/{pid}/maps").read_text()
@@ -104,7 +109,10 @@ def sample(pid: int) -> Sample | None:
 
 
 def _started(pid: int) -> str | None:
-    """Return when the process was started, because IDs are reused. None if it has ended, even if it is a zombie."""
+    """Return when a process was started; None if it has ended, even if it is still a zombie.
+
+    ID and start time together identify a process, because the system uses IDs again.
+    """
     with contextlib.suppress(OSError):
         fields = stat_of(pid)
         return None if fields[0] in "ZX" else fields[19]
@@ -112,7 +120,7 @@ def _started(pid: int) -> str | None:
 
 
 def _shm_files(pid: int) -> set[str]:
-    """Return names in /dev/shm that the process has mapped or open."""
+    """Return the names of the files in /dev/shm that a process has mapped or opened."""
     found: set[str] = set()
     with contextlib.suppress(OSError):
         found |= set(re.findall(rf" {_SHM}/([^\s/]+)$", Path(f"/proc/{pid}/maps").read_text(), re.MULTILINE))
@@ -126,7 +134,7 @@ def _shm_files(pid: int) -> set[str]:
 
 
 class _Job:
-    """A job under kungfu-run, its output, and its workers."""
+    """A job that runs under kungfu-run, with its output and its workers."""
 
     def __init__(self, arguments: Sequence[str], ledger: Path) -> None:
         flags = ["-w", "-recover", "replace", "-max-restarts", "1000000"]
@@ -137,9 +145,9 @@ class _Job:
         )  # fmt: skip
         self.url = ""
         self.checksums: list[str] = []
-        self.members: set[int] = set()  # processes known to be in the cluster
-        self.has_changed = False  # the launcher got a request for another cluster version
-        self.has_followed = False  # the workers have adopted another cluster version
+        self.members: set[int] = set()  # the processes that are known to have been in the cluster
+        self.has_changed = False  # whether the launcher has got a request for another cluster version
+        self.has_followed = False  # whether the workers have adopted another cluster version
         self.samples: dict[int, list[Sample]] = {}
         self.launcher: list[tuple[int, Sample]] = []  # (number of workers, sample)
         self._processes: set[tuple[int, str]] = set()  # (process ID, start time)
@@ -163,7 +171,7 @@ class _Job:
                 self._note(int(found[2]))
 
     def _note(self, size: int) -> None:
-        # If all processes are in the cluster, all are members.
+        # If there are as many processes as workers in the cluster, all processes are in the cluster.
         workers = self.workers()
         if len(workers) == size:
             self.members |= set(workers)
@@ -189,7 +197,7 @@ class _Job:
             self._shm_used |= _shm_files(pid)
 
     def left(self) -> list[str]:
-        """Return what remains of the job after its end."""
+        """Return the processes and files that remain after the job has ended."""
         files = ({*os.listdir(_SHM)} - self._shm_before) & self._shm_used
         running = sorted(pid for pid, started in self._processes if _started(pid) == started)
         return [f"process {pid} remains" for pid in running] + [f"{_SHM}/{name} remains" for name in sorted(files)]
@@ -295,7 +303,7 @@ def _finish(job: _Job, limit_s: float) -> int | None:
 
 
 def _check(job: _Job, code: int | None, ledger: Path) -> tuple[list[str], bool]:
-    """Return the problems, and whether a ledger was checked."""
+    """Return the problems of the job, and whether there was a ledger to check."""
     from ms_kungfu.dataset import audit
 
     wrong = []

@@ -2,16 +2,19 @@
 
 The command is ``python -m ms_kungfu.replay LEDGER --until STEP -- python train.py ...``.
 
-The exact results (bits) of such training depend on its program and seed, not on the cluster (docs/shards.md). So one
-worker that runs the program again gets the same bits. If the bits differ, either the hardware has changed them, or
-they depend on a value on which they must not depend. The replay compares the fingerprints that the ledger has at
-regular steps. At the first difference, it reports step and parameter and ends the program.
+The exact results (bits) of training with shards depend on the program and its seed, and not on the cluster
+(docs/shards.md). So if one worker runs the program again, it gets the same bits. If the bits differ, either the
+hardware has changed them, or they depend on a value on which they must not depend. The replay compares the
+fingerprints that the ledger contains at regular steps. At the first difference, it reports the step and the parameter,
+and ends the program.
 
-The program runs under the ledger's conditions: with the same number of cores per worker, and with oneDNN limited to
-the same instruction set. The replay requests no resize and writes no ledger. Callbacks of ms_kungfu and MindSpore
-write no checkpoints. The program writes its own files again, so give it another folder for them.
+The program runs in the numeric environment that the ledger has recorded: with the same number of cores per worker, and
+with oneDNN limited to the same instruction set. The replay requests no resize and writes no ledger. Callbacks from
+ms_kungfu and MindSpore write no checkpoints. The program writes its own files again, so give it another folder for
+them.
 
-Exit status: 0 the same bits, 1 they differ, 2 they can't be compared (the message says why).
+The exit status is 0 if the bits are the same, 1 if they differ, and 2 if they can't be compared. In the last case a
+message says why.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ def main(words: Sequence[str] | None = None) -> int:
             if options.checkpoint is not None:
                 (Path(folder) / options.checkpoint.name).symlink_to(options.checkpoint.resolve())
                 orders = Orders(orders.recorded, orders.conditions, folder)
-            with ended_by_signals():  # end the program too
+            with ended_by_signals():  # so that a signal also ends the program
                 status, outcome = _run(command, orders, Path(folder) / "orders.json", cores, machine.get("isa"))
         return _tell(orders, status, outcome)
     except (OSError, ValueError, KungFuError) as error:
@@ -90,9 +93,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def plan(folder: Path, until: int | None = None, checkpoint: Path | None = None) -> Orders:
-    """Return the ledger's fingerprints to compare: after the step of `checkpoint`, up to `until`.
+    """Return the ledger's fingerprints that are compared: those after the step of `checkpoint`, up to step `until`.
 
-    Raise KungFuError if nothing can be compared.
+    Raises:
+        KungFuError: nothing can be compared.
     """
     files, problems, _ = ledger.read(folder)
     if not files:
@@ -122,8 +126,8 @@ def plan(folder: Path, until: int | None = None, checkpoint: Path | None = None)
     if not chosen:
         most = "" if until is None else f" and until step {until}"
         raise KungFuError(
-            f"the ledger {folder} has no fingerprint after step {after}{most}: "
-            f"its fingerprints are of steps {first} to {last}"
+            f"the ledger {folder} has no fingerprint later than step {after}{most}; "
+            f"it has fingerprints for steps {first} to {last}"
         )
     return Orders(_group(chosen), _conditions(folder, {record.job for record in chosen}))
 
@@ -141,12 +145,12 @@ def _check_begins(folder: Path, steps: Sequence[Record], datasets: set[int]) -> 
         if (epoch, number) != (0, 0):
             raise KungFuError(
                 f"the ledger {folder} begins in epoch {epoch} with step {number}: give --from CHECKPOINT with the "
-                "checkpoint that this training continued from, or a later one"
+                "checkpoint from which this training continued, or a later checkpoint"
             )
 
 
 def _group(chosen: Sequence[Record]) -> list[Recorded]:
-    """Return one fingerprint per step, in order."""
+    """Return one entry for each step, sorted by step, with the fingerprints of all ranks."""
     steps: dict[tuple[int, int, int], list[Record]] = {}
     for record in chosen:
         steps.setdefault((record.data, *record.place), []).append(record)
@@ -167,7 +171,7 @@ def _group(chosen: Sequence[Record]) -> list[Recorded]:
 
 
 def _conditions(folder: Path, jobs: set[str]) -> dict[str, Mapping[str, Any]]:
-    """Return the numeric environments of the jobs that recorded the fingerprints, by dataset number."""
+    """Return the numeric environments of the jobs that have recorded the fingerprints, by the dataset's number."""
     found: dict[str, Mapping[str, Any]] = {}
     job_of: dict[str, str] = {}
     for header in sorted(ledger.headers(folder), key=lambda header: header.get("time", 0)):
@@ -179,25 +183,25 @@ def _conditions(folder: Path, jobs: set[str]) -> dict[str, Mapping[str, Any]]:
         told = conditions.differences(first, own, f"in job {job}", f"in job {header['job']}")
         if told:
             raise KungFuError(
-                f"the ledger {folder} was recorded under several conditions ({told}): select steps with the same "
-                "conditions with --until STEP or --from CHECKPOINT"
+                f"the ledger {folder} was recorded under several conditions ({told}): use --until STEP or "
+                "--from CHECKPOINT to select steps with the same conditions"
             )
     return found
 
 
 def _cores(machine: Mapping[str, Any]) -> set[int]:
-    """Return the cores for the program, as many as each worker had."""
+    """Return the cores on which the program runs. Their number is the number of cores that each worker had."""
     allowed, cores = sorted(os.sched_getaffinity(0)), machine.get("cores", 1)
     if cores > len(allowed):
         raise KungFuError(
             f"each worker had {cores} cores, which affect the bits, but this process may use "
-            f"{len(allowed)}: run the replay on a machine with at least that number"
+            f"{len(allowed)}: run the replay on a machine with at least as many cores"
         )
     return set(allowed[:cores])
 
 
 def _run(command: Sequence[str], orders: Orders, path: Path, cores: set[int], isa: str | None) -> tuple[int, Outcome]:
-    """Run the program. Return its exit status and the result of the comparison."""
+    """Run the program. Return the program's exit status and the result of the comparison."""
     orders.save(path)
     own = {env.REPLAY.name: str(path), env.CORES_PER_WORKER.name: str(len(cores))}
     if isa in isa_names():

@@ -1,4 +1,4 @@
-"""Check that a primitive works and that two workers connect. install-kungfu.sh runs this module in two workers."""
+"""Check that a collective works and that two workers connect. install-kungfu.sh runs this module in two workers."""
 
 from __future__ import annotations
 

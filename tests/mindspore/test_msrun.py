@@ -225,7 +225,7 @@ SENTENCES = {
     "ops_communication": "ops.communication.all_reduce isn't supported",
     "ops_all_reduce": "ops.communication.all_reduce isn't supported",
     "evaluation": "evaluation on a dataset in 2 shards isn't supported",
-    "stand_alone": "its network doesn't reduce gradients",
+    "stand_alone": "the Model's network doesn't reduce gradients",
     "loop": "a loop over a sharded dataset in a program without a gradient reducer isn't supported",
     "copied": "a custom training loop with a Dense that was created by copy.deepcopy or similar isn't supported",
     "second": "a second sharded dataset in a training loop isn't supported",

@@ -101,5 +101,5 @@ def test_wrong_arguments_are_named():
 
     with pytest.raises(TypeError, match="overlap must be True, False or None, not 'yes'"):
         KungFuGradReducer([], overlap="yes")
-    with pytest.raises(ValueError, match="pass the model's parameters to the reducer too"):
+    with pytest.raises(ValueError, match="pass the model's parameters with parameters="):
         KungFuGradReducer(overlap=True)

@@ -159,7 +159,9 @@ def test_request_for_workers_on_a_leaving_host_is_answered_with_the_reason(hosts
     while version == 0:
         assert time.monotonic() < deadline
         version = open_store(job.url).get().version
-    with pytest.raises(Exception, match=f"{B}:10001 is on host {B}, which is (leaving the job|lost); leave it out"):
+    with pytest.raises(
+        Exception, match=f"{B}:10001 is on host {B}, which is (leaving the job|lost); remove the worker"
+    ):
         put(job.url, version + 1, f"{A}:10000", f"{B}:10001")
     job[B].assert_exit(0)
     del job.runs[B]

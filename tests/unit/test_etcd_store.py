@@ -41,7 +41,7 @@ def test_a_url_names_members_and_a_job(url, servers):
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("etcd://a:2379", "has no job name; write it like etcd://"),
+        ("etcd://a:2379", "has no job name; write a URL like etcd://"),
         ("etcd://a:2379/", "has no job name"),
         ("etcd://a:2379/a job", "has no job name"),
         ("etcd://a:2379/job?x=1", "has no job name"),
@@ -218,7 +218,7 @@ def test_controller_without_its_lease_gets_an_error(member):
 
 @pytest.mark.parametrize(
     ("kind", "told"),
-    [("etcds", "it doesn't answer with TLS; if it uses none, write etcd://"),
+    [("etcds", "it doesn't answer with TLS; if it doesn't use TLS, write etcd://"),
      ("etcd", "it closes the connection without an answer; if it uses TLS, write etcds://")],
 )  # fmt: skip
 def test_where_only_one_end_speaks_tls_the_other_kind_of_url_is_named(kind, told):
@@ -304,17 +304,17 @@ def test_a_token_that_is_over_is_asked_for_again(member, monkeypatch):
         (
             200,
             {"header": {"revision": "1"}, "kvs": [{"value": "bm9uZQ==", "mod_revision": "1"}]},
-            "holds no cluster of ms_kungfu (it is not JSON",
+            "contains no cluster of ms_kungfu (it is not JSON",
         ),
         (
             200,
             {"header": {"revision": "1"}, "kvs": [{"mod_revision": "1"}]},  # an empty value
-            "holds no cluster of ms_kungfu (it is not JSON",
+            "contains no cluster of ms_kungfu (it is not JSON",
         ),
         (
             200,
             {"header": {"revision": "1"}, "kvs": [{"value": "e30=", "mod_revision": "1"}]},
-            "holds no cluster of ms_kungfu (it has no Version); use another job name",
+            "contains no cluster of ms_kungfu (it has no Version); use another job name",
         ),
         (200, {"header": 5}, "has no revision"),
         (200, "x" * 2_000_000, "answered more than"),

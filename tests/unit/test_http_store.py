@@ -132,4 +132,4 @@ def test_peer_without_tls_is_recognized_by_exception_type(kind, error, reason, i
     monkeypatch.setattr("ms_kungfu.cluster_store.exchange.begin", fail)
     with pytest.raises(StoreUnreachableError) as caught:
         open_store(f"{kind}://127.0.0.1:1/config").get()
-    assert ("it doesn't answer with TLS; if it uses none, write" in str(caught.value)) == is_named
+    assert ("it doesn't answer with TLS; if it doesn't use TLS, write" in str(caught.value)) == is_named

@@ -137,7 +137,7 @@ def test_hosts_come_and_go():
     hosts = Hosts(parse_hosts("a:2,b:2,c:2"), "a").letting_go("b")
     assert hosts.slots_by_host == {"a": 2, "c": 2}
     a, b = PeerID("a", 7), PeerID("b", 7)
-    with pytest.raises(HostError, match="worker b:7 is on host b, which is leaving the job; leave it out"):
+    with pytest.raises(HostError, match="worker b:7 is on host b, which is leaving the job; remove the worker"):
         hosts.check(Cluster((a, b), (), 1), (a,))
     hosts.check(Cluster((a, b), (), 1), (a, b), going=[b])  # it is there yet
     gone = hosts.without("b")

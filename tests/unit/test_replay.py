@@ -142,8 +142,10 @@ def test_each_ledger_that_cant_be_compared_is_refused_by_a_sentence(train, tmp_p
     checkpoint = tmp_path / "step-00000008.ckpt"
     assert "is not a file step-N.ckpt" in refused(folder, checkpoint=checkpoint)
     checkpoint.touch()
-    assert "no fingerprint after step 8: its fingerprints are of steps 4 to 8" in refused(folder, checkpoint=checkpoint)
-    assert "after step 0 and until step 1" in refused(train(1, 4, "b"), until=1)
+    assert "no fingerprint later than step 8; it has fingerprints for steps 4 to 8" in refused(
+        folder, checkpoint=checkpoint
+    )
+    assert "later than step 0 and until step 1" in refused(train(1, 4, "b"), until=1)
     assert "was recorded under several conditions (cores a worker 1 in job b and 2 in job c)" in refused(
         train(5, 8, "c", found={**HERE, "cores": 2})
     )

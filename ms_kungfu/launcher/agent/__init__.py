@@ -1,4 +1,4 @@
-"""The agent of each host manages workers, shared memory and connections between hosts.
+"""Each host has an agent, which manages the host's workers, shared memory and connections to other hosts.
 
-It makes no decisions about the job.
+An agent makes no decisions about the job. It obeys the controller.
 """

@@ -1,8 +1,12 @@
-"""A host's launcher: it obeys the job's controller and reports to it. The controller may run in the same process.
+"""Run a host's launcher, which obeys the job's controller and reports to it.
 
-The launcher owns what exists only on its host: processes, file descriptors, the terminal. Its parts are `host`
-(workers, memory, workers' requests), `succession` (which host has the job), `leading` (the controller, while it runs
-here) and `departure` (signals).
+The controller may run in the same process. The launcher owns what exists only on its host: processes, file descriptors
+and the terminal. It consists of these modules:
+
+- `host`: the workers, their shared memory, and their requests.
+- `succession`: which host controls the job.
+- `leading`: the controller, while it runs on this host.
+- `departure`: signals to the launcher.
 """
 
 from __future__ import annotations
@@ -50,12 +54,13 @@ _ENDED_HERE = "the workers on this host are ended"
 _OUTPUT_GRACE_S = 1.0
 _AFTER_PAUSE_S = 0.5  # time to read the messages that arrived during a pause
 _FIRST_WORDS_S = 5.0
-# Within this number of lease durations, another controller has acquired the lease and this host has called it.
+# After a controller fails, another controller acquires the lease, and this host calls it, within this many lease
+# durations.
 _LEASES = 3
 
 
 class Agent:
-    """Serve one job. The caller owns the supervisor and the output until it calls `run`, which closes both."""
+    """Serve one job. `run` closes the supervisor and the output; until then the caller owns both."""
 
     def __init__(
         self, options: Options, supervisor: Supervisor, output: Output, make_controller: MakeController,
@@ -63,7 +68,7 @@ class Agent:
     ) -> None:  # fmt: skip
         self._options, self._supervisor, self._output, self._make = options, supervisor, output, make_controller
         self._machine = Machine() if machine is None else machine
-        self._channel: AnyChannel | None = None  # connection to its controller
+        self._channel: AnyChannel | None = None  # connection to the controller
         self._host: HostOfJob | None = None  # set once a controller has registered this host
         self.own = OwnController(self._end, self._fail)
         self._departure = Departure(
@@ -80,7 +85,11 @@ class Agent:
         )  # fmt: skip
 
     async def run(self) -> int:
-        """Return the job's exit code when no process of the job is left here. StartError if the job never began."""
+        """Serve the job until none of its processes is left on this host. Return the job's exit code.
+
+        Raises:
+            StartError: the job never began.
+        """
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[tuple[int, str, int | None]] = self._loop.create_future()
         self._loop.set_exception_handler(self._on_bug)
@@ -117,11 +126,11 @@ class Agent:
             self._ended.set_exception(error)
 
     def _is_alone(self) -> bool:
-        """Return whether this host is in no job. While no host has the lease, `_obey_one` handles signals."""
+        """Return whether this host isn't in a job. A host that waits for the next controller is still in its job."""
         return self._channel is None and self.own.controller is None and self.succession.since is None
 
     def _on_timeout(self, limit_s: float) -> None:
-        """Let the current or the next controller end the job, or end this launcher if the host is in no job."""
+        """End this launcher if the host isn't in a job. If it is, the current or the next controller ends the job."""
         if self._is_alone():
             silence = self.succession.silence
             why = f"its head node, {self.succession.head_name}, was not reached" + (f": {silence}" if silence else "")
@@ -163,7 +172,7 @@ class Agent:
         if options.hosts.is_head and not options.joins:
             self._lead(options, self.succession.first_term())
         try:
-            # -delay applies to the controller, which listens after the delay.
+            # The controller begins to listen after -delay, so this host waits longer for it.
             await self._obey_all(await self.succession.first(join_timeout_s + options.delay_s))
         finally:
             self._channel = None
@@ -177,7 +186,7 @@ class Agent:
         then = lambda: self.own.controller.then() if self.own.controller else ""  # noqa: E731
         server = self._server = ControlServer(self._machine, secret, self._take, then)
         try:
-            if options.hosts.is_several:  # other hosts don't call the only host of a job
+            if options.hosts.is_several:  # if the job has one host, there is no other host that could call it
                 await server.start(options.host.address, options.control_port)
         except ValueError as error:
             raise StartError(str(error)) from None
@@ -208,13 +217,14 @@ class Agent:
             why = f"{self._options.host.name} isn't the head node of the job; give the same flags on all hosts"
             channel.send(m.RegistrationRejected(why))
             await channel.flushed()
-        return False  # the caller looks up again which host has the lease
+        return False  # the calling host then looks up again which host has the lease
 
     def _may_lead_for(self, said: m.Agent) -> bool:
-        """Return whether this host is, or is becoming, the controller's host that the caller has read from the store.
+        """Return whether the host that sent `said` may be right to expect a controller on this host.
 
-        This host may not know that yet, or may be between two controllers. Such a caller sends a resync
-        report, or joins a job whose controller can move to another host.
+        It is right if it has read in the store that this host has the lease. This host may not know that yet, or may
+        be about to start a controller. Only a host that sends a resync report, or that joins a job whose controller can
+        move to another host, reads this from the store.
         """
         return said.report is not None or (said.slots is not None and moves(self._options))
 
@@ -224,7 +234,7 @@ class Agent:
         """Obey one controller after another, until the job has ended on this host."""
         options, succession = self._options, self.succession
         joining = m.Agent(self._registration, slots=options.host.slots)  # the controller sends the job's command
-        words = m.Agent(self._registration)  # the controller on this host has the command
+        words = m.Agent(self._registration)  # for a controller on this host, which has the command already
         if options.joins:
             words = joining
         elif not succession.obeys_itself:
@@ -252,7 +262,7 @@ class Agent:
                 words = m.Agent(self._registration, report=self._host.report()) if succession.is_known else joining
 
     async def _obey_one(self, channel: AnyChannel, words: m.Agent, begun: contextlib.ExitStack) -> str:
-        """Obey a controller until the connection ends. Return why the connection ended; "" if the job has ended."""
+        """Obey a controller until the connection to it ends. Return why it ended; "" if the job has ended."""
         succession = self.succession
         head = succession.head_name
         try:
@@ -270,7 +280,8 @@ class Agent:
                 succession.warn_once(f'hosts differ: host={head} reason="{printable(registered.warning)}"')
             while not self._ended.done():
                 self._obey(await channel.receive(m.FROM_CONTROLLER))
-            # These sockets close before the controller's. A worker with a request has exited then, or exits soon.
+            # The job has ended here. The sockets of this host's workers close before the controller's sockets. A worker
+            # that still waits for an answer has exited by then, or exits soon.
         except asyncio.TimeoutError:
             return f"{PROGRAM} on {head} doesn't answer"
         except ProtocolError as error:
@@ -279,7 +290,7 @@ class Agent:
             return f"{PROGRAM} on {head}, the head node, has ended ({error.strerror or error})"
         except StartError:
             raise
-        except Exception as error:  # treat it like any other end of the connection to this controller
+        except Exception as error:  # handle the error like any other end of the connection to this controller
             _log.error(
                 'internal error: where=message from=%s error="%r". The launcher closes the connection',
                 head, error, exc_info=error,
@@ -291,9 +302,9 @@ class Agent:
         channel.send(words)
         lease_s = self.succession.lease_s
         if words.report is not None:
-            # Don't wait long for a controller that fails or is paused now: the next one waits for the report.
+            # Don't wait long. If this controller has failed or is paused, the next controller waits for the report.
             return await within(lease_s / 2, channel.receive(m.REGISTERED))
-        channel.set_silence(lease_s)  # a controller that is waiting for its hosts may fail or become unreachable
+        channel.set_silence(lease_s)  # while the controller waits for other hosts, it may fail or become unreachable
         return await channel.receive(m.REGISTERED)
 
     def _begin(self, channel: AnyChannel, registered: m.Registered, begun: contextlib.ExitStack) -> None:
@@ -334,13 +345,13 @@ class Agent:
 
     def _hear_the_end(self, said: m.End) -> None:
         if self.own.for_ever is not None:
-            return  # the result of the controller in this process is more precise
+            return  # the controller is in this process, and its own result is more precise
         if said.left:
             _log.info("host left: host=this")
         self._end(said.code, said.words or "", said.failed)
 
     def _watch_controller(self, channel: AnyChannel, leases: Leases) -> None:
-        """Exchange heartbeats with the controller. A host that the controller considers failed must stop soon."""
+        """Exchange heartbeats with the controller. If they stop, the controller considers this host failed, so stop."""
         if channel is not self._channel:
             return
         self._send(m.Beat())
@@ -351,15 +362,15 @@ class Agent:
             return
         if is_silent:
             limit = f"for {self._options.host_timeout_s:g} s (-host-timeout)"
-            self._send(m.Ends(f"no message from {head} has reached it {limit}"))  # arrives if the network works again
+            self._send(m.Ends(f"no message from {head} has reached it {limit}"))  # in case the network works again
             self._end(1, f"{PROGRAM}: no message came from {head}, the head node, {limit}; {_ENDED_HERE}")
         self._loop.call_later(leases.period_s, self._watch_controller, channel, leases)
 
 
 async def _close_output(agent: Agent, code: int, words: str, failed: int | None) -> None:
-    """Wait until the output is written, in a thread, so that signals can end the wait."""
+    """Wait until the output is written. A thread waits, so that signals can still be handled and can end the wait."""
     host, output, departure = agent._host, agent._output, agent._departure
-    # A worker that SIGKILL doesn't end keeps its pipes open.
+    # A worker that SIGKILL doesn't end keeps its pipes open, so its output never ends.
     hangs = host is not None and bool(host.workers.running())
     block = None if host is None else host.workers.failure_block(failed)
     limit_s = _OUTPUT_GRACE_S if code or hangs or departure.interrupted else None
@@ -368,7 +379,11 @@ async def _close_output(agent: Agent, code: int, words: str, failed: int | None)
 
 
 def _find_devices(options: Options, machine: Machine) -> Devices:
-    """Return this host's devices. Raise StartError if the user's settings for devices are inconsistent."""
+    """Return this host's devices.
+
+    Raises:
+        StartError: the user's settings for devices are inconsistent.
+    """
     try:
         found = machine.find_devices(
             options.host.name, single=options.size == 1 and not options.watch, allow_nvlink=options.allow_nvlink
@@ -380,8 +395,8 @@ def _find_devices(options: Options, machine: Machine) -> Devices:
     return found
 
 
-# Handlers of the controller's messages, in three groups: for this launcher, for its part of the job, and for its
-# segments.
+# The handlers of the controller's messages, in three groups: for the launcher, for this host's part of the job, and for
+# the segment of one cluster version.
 HEARD: dict[type, Callable[[Agent, Any], None]] = {
     m.Beat: lambda agent, said: None,
     m.NewLease: lambda agent, said: agent.succession.hear(said),

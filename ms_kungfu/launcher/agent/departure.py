@@ -1,4 +1,4 @@
-"""Signals to this host's launcher: the host leaves the job, or the job ends."""
+"""Handle signals to this host's launcher: the host leaves the job, or the job ends."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ from ms_kungfu.launcher.state.policy import signal_name
 from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
-_HEAD_S = 5.0  # time for the controller to end the job after a signal to this launcher
-_OUTPUT_S = 1.0  # time for the remaining output after a signal
-_LET_GO_S = 15.0  # additional time for the controller, and for workers that are killed at the end of -leave-grace
+_HEAD_S = 5.0  # after a signal to this launcher, the controller has this time to end the job
+_OUTPUT_S = 1.0  # after a signal, the remaining output must be written within this time
+_LET_GO_S = 15.0  # time after -leave-grace for the controller, and for workers that are killed at its end
 
 
 @dataclass(eq=False)
 class Departure:
-    """Translate signals into the end of this host's part of the job.
+    """Let this host leave the job, or let the job end, after a signal to the launcher.
 
-    `send` sends a message to the controller. `is_alone` returns whether this host is in no job. `wait_s`: how many
-    seconds it may take to find the next controller.
+    Args:
+        options: the launcher's options.
+        own: the controller, while it runs on this host.
+        send: sends a message to the controller.
+        end: ends this host's launcher with an exit code and a last message.
+        is_alone: returns whether this host isn't in a job.
+        wait_s: returns how many seconds it may take to find the next controller.
+        is_leaving: whether the host is leaving after a SIGTERM.
     """
 
     options: Options
@@ -36,17 +42,18 @@ class Departure:
     is_leaving: bool = False
     interrupted: int = 0  # the signal that must end the job
     cut_output: Callable[[], None] | None = None
-    """Drops the remaining output. Set once the job has ended here and only the reader of the output is awaited."""
+    """Drops the remaining output. It is set when the job has ended on this host and only output must be written."""
 
     def on_signal(self, number: int) -> None:
-        """Leave the job, or end it.
+        """Leave the job, or end the job.
 
-        After SIGTERM this host leaves, if the controller decides that the job can continue without it. After any other
-        signal, the controller ends the job on all hosts within -grace-period. After a second such signal to this
-        launcher, the job ends at once. This host then ends even if the controller doesn't react. If the controller on
-        this host has the lease and may leave, the other hosts continue the job.
-
-        If the job has ended, a signal limits the time for its output to `_OUTPUT_S`. A second one drops the output.
+        - After SIGTERM, this host leaves if the controller decides that the job can continue without it. If the
+          controller runs on this host and can move, another host then controls the job.
+        - After any other signal, the controller ends the job on all hosts within -grace-period.
+        - After a second signal to this launcher, the job ends at once. This host ends even if the controller doesn't
+          react.
+        - If the job has ended already, a signal limits the time for writing the remaining output to `_OUTPUT_S`. A
+          second signal drops the remaining output.
         """
         if self.cut_output is not None:
             asyncio.get_running_loop().call_later(0.0 if self.interrupted else _OUTPUT_S, self.cut_output)
@@ -57,7 +64,7 @@ class Departure:
         if controller is not None and controller.is_over and not controller.has_stepped_down:
             if again:
                 controller.hurry()
-            # a signal on another host may have ended the job already, but this is the first signal to this launcher
+            # The job may be over because another host got a signal. For this launcher, this is the first signal.
             self.interrupted = number
             return
         if self.interrupted:
@@ -74,16 +81,17 @@ class Departure:
                 "host leaving: host=%s limit_s=%g. Its workers leave within this time (-leave-grace)",
                 self.options.host.name, limit_s,
             )  # fmt: skip
-            # The job may end instead of continuing, if too few workers would remain.
+            # If too few workers would remain, the job ends instead of continuing. That may take -grace-period.
             limit_s = max(limit_s, self.options.grace_period_s) + _LET_GO_S
             self._end_later(limit_s, signal_name(number), number, "the controller has not released this host")
             return
         self._interrupt(number)
 
     def stop_job(self) -> None:
-        """End the job on all hosts, for the dashboard, which the controller on this host serves.
+        """End the job on all hosts, because the user of the dashboard wants that.
 
-        This launcher repeats the request to the next controller, like that of a signal.
+        The controller on this host serves the dashboard. If another controller takes over before the job has ended,
+        this launcher repeats the request to that controller, as it does after a signal.
         (`test_stop_of_the_dashboard_is_repeated_to_the_next_controller`.)
         """
         self._interrupt(signal.SIGTERM, " from the dashboard")
@@ -104,7 +112,7 @@ class Departure:
         self.end(128 + number, f"{PROGRAM}: interrupted by {by}, but {reason}{because}")
 
     def _tell(self, message: m.Leave | m.Interrupted, where: str = "") -> None:
-        """Send a message, even if a controller on this host hasn't registered this launcher yet."""
+        """Pass a message to the controller. A controller on this host gets it even before this host has registered."""
         controller, own = self.own.controller, self.options.host.name
         if controller is None or controller.has_stepped_down:
             self.send(message)
@@ -116,7 +124,7 @@ class Departure:
                 controller.hurry()
 
     def tell_again(self) -> None:
-        """Send the same message to the next controller."""
+        """Send the messages about earlier signals to the next controller, too."""
         if self.is_leaving:
             self.send(m.Leave())
         if self.interrupted:
@@ -124,6 +132,6 @@ class Departure:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code to use if no controller is left to decide on it."""
+        """Return the launcher's exit code for the case that no controller is left to decide on it."""
         number = self.interrupted or (signal.SIGTERM if self.is_leaving else 0)
         return 128 + number if number else 1

@@ -1,4 +1,4 @@
-"""A host's part of a job after its registration: workers, memory, and the socket for workers' requests."""
+"""Manage a registered host's part of a job: workers, shared memory, and the socket for the workers' requests."""
 
 from __future__ import annotations
 
@@ -20,10 +20,21 @@ _MAX_LOOK_S = 10.0
 
 
 class HostOfJob:
-    """A host's part of a job, from its first registration to the end.
+    """A host's part of a job, from the host's first registration until the job ends on the host.
 
-    It obeys one controller after another. `send` sends a message to the current controller. `secret`: authenticates the
-    workers' requests.
+    If a controller fails, the host obeys the next controller.
+
+    Args:
+        registration: what this host reports when it registers.
+        machine: the machine.
+        supervisor: the supervisor of the workers.
+        output: the workers' output.
+        transports: the inter-host transports of this host.
+        channel: the connection to the first controller.
+        send: sends a message to the current controller.
+        registered: the controller's answer to the registration.
+        secret: authenticates the workers' requests.
+        claims: the cores that the job has claimed on this host.
     """
 
     def __init__(
@@ -40,7 +51,7 @@ class HostOfJob:
         relay = self.relay = machine.make_relay(channel.send, self.segments.open)
         transports.find_store = relay.stores.find
         self._server = machine.serve_broker(relay, bytes.fromhex(secret))
-        # The broker's address, and the secret with which the workers authenticate.
+        # The workers find the broker by its address, and authenticate with the secret.
         environment = {env.BROKER.name: self._server.address, env.JOB_SECRET.name: secret}
         self.workers = HostWorkers(
             registration.host, machine, supervisor, output, environment, send, claims, self._server.connections,
@@ -49,15 +60,15 @@ class HostOfJob:
         relay.on_placed = self.workers.placed
 
     def close(self) -> None:
-        # Close the workers before the objects that they depend on: without its inter-host transport, a worker would
-        # seem to fail by itself.
+        # Workers depend on the other objects, so they are closed first. If its inter-host transport were closed before,
+        # a worker would fail, and the failure would look like its own.
         self.workers.close()
         self._server.end()
         self.relay.close()
         self.segments.close()
 
     def hold_deadlines(self, held: bool) -> None:
-        """Hold the deadlines of this host's workers, and of their requests, while `held`."""
+        """Suspend the deadlines of this host's workers and of their requests (`held`), or resume them."""
         self.segments.hold_deadlines(held)
         self.relay.hold_deadlines(held)
 
@@ -70,9 +81,9 @@ class HostOfJob:
     # ---- from one controller to the next ----
 
     def wait_for_a_controller(self) -> None:
-        """Hold the workers' deadlines, because only a controller knows what they wait for.
+        """Suspend the workers' deadlines, because only a controller knows for what the workers wait.
 
-        Workers continue to train if they can.
+        Workers continue training if they can.
         """
         self.hold_deadlines(True)
         self.segments.cancel_making()
@@ -89,11 +100,11 @@ class HostOfJob:
         )
 
     def go_over_to(self, channel: AnyChannel) -> None:
-        """Change to another controller that has registered this host.
+        """Obey another controller from now on, which has registered this host.
 
-        Send the new controller again the messages that the previous controller may have lost.
+        Repeat the messages that the previous controller may not have received or processed.
         """
         self.segments.forget_what_was_told()
-        self.hold_deadlines(False)  # a controller that waits for the store sends a message to hold them
+        self.hold_deadlines(False)  # if the new controller waits for the store, it suspends them with a message
         self.relay.ask_again(channel.send)
         self.workers.tell_what_is_new()

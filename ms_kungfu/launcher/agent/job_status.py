@@ -1,4 +1,4 @@
-"""The job's status, as this host's launcher reports it: the controller's status, or else what this host knows."""
+"""Report the job's status: what the controller reports, or what this host knows if the controller doesn't answer."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ _ANSWER_S = 2.0
 
 @dataclass(eq=False)
 class JobStatusAnswer:
-    """The answers to status queries.
+    """Answer status queries on this host.
 
-    `send` sends a message to the controller; `is_connected`: whether there is a connection to a
-    controller.
+    `send` sends a message to the controller. `is_connected` returns whether there is a connection to a controller.
     """
 
     options: Options
@@ -73,9 +72,9 @@ class JobStatusAnswer:
 
 
 def serve_status(machine: Machine, supervisor: Supervisor, answer: Answer) -> Callable[[], None]:
-    """Answer status requests from now on, until the returned function is called or the launcher ends.
+    """Answer status queries until the caller calls the returned function or the launcher ends.
 
-    A failure to answer doesn't stop the job.
+    If this host can't answer status queries, the job continues nevertheless.
     """
     try:
         server = machine.serve_status(answer)

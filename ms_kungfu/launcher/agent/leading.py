@@ -1,4 +1,4 @@
-"""The job's controller, while it runs on this host."""
+"""Run the job's controller on this host."""
 
 from __future__ import annotations
 
@@ -14,25 +14,30 @@ from ms_kungfu.launcher.state.start_error import StartError
 
 _log = logging.getLogger(__name__)
 _END_S = 1.0
-_LED_S = 10.0  # time for a controller to notify the other hosts and release the lease after its job is over
+_LED_S = 10.0  # after the job is over, the controller has this time to notify the other hosts and release the lease
 
 
 @dataclass(eq=False)
 class OwnController:
-    """This host's controller. `end(code, words, failed)` ends this host's launcher; `fail` ends it because of an error.
+    """This host's controller.
 
-    `failed`: the key of the process whose failure ends the job.
+    Args:
+        end: `end(code, words, failed)` ends this host's launcher with an exit code and a last message. `failed` is the
+            key of the process whose failure ends the job, or None.
+        fail: ends this host's launcher because of an error.
+        controller: the controller, while it runs on this host.
+        has_ended: whether the controller has ended and no other host continues the job.
     """
 
     end: Callable[[int, str, int | None], None]
     fail: Callable[[BaseException], None]
     controller: LocalController | None = None
-    has_ended: bool = False  # whether the controller has ended and no other host continues the job
+    has_ended: bool = False
     _leading: asyncio.Future[int] | None = None
 
     @property
     def for_ever(self) -> LocalController | None:
-        """Return the controller if it runs on this host and can't move."""
+        """Return the controller if it runs on this host and can't move to another host."""
         return None if self.controller is None or self.controller.moves else self.controller
 
     def begin(self, controller: LocalController) -> None:
@@ -42,9 +47,9 @@ class OwnController:
         self._leading.add_done_callback(self.has_led)
 
     async def leave(self) -> None:
-        """End the controller before this host ends. The controller may still have to end the job over its connections.
+        """End the controller before this host's launcher ends.
 
-        If the job is over, the controller releases the lease last.
+        If the job is over, first wait until the controller has notified the other hosts and released the lease.
         """
         controller, leading = self.controller, self._leading
         if controller is not None and leading is not None:
@@ -59,7 +64,7 @@ class OwnController:
             await asyncio.wait([self._leading])
 
     async def wait(self) -> None:
-        """Give the controller some time to end, so that it can report why."""
+        """Wait a short time for the controller to end, because it can report why the job ended."""
         if self._leading is not None:
             await asyncio.wait([self._leading], timeout=_END_S)
 
@@ -79,6 +84,6 @@ class OwnController:
         elif not controller.moves:
             self.has_ended = True
             self.end(leading.result(), controller.last_words or "", controller.failed)
-        elif not controller.has_stepped_down:  # the agents were notified of the end, but perhaps not this one
+        elif not controller.has_stepped_down:  # the controller has notified the agents, but perhaps not this agent
             words = controller.last_words or ""
             asyncio.get_running_loop().call_later(_END_S, self.end, leading.result(), words, controller.failed)

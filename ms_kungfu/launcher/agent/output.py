@@ -1,18 +1,19 @@
-"""The workers' output, written to the launcher's stdout and stderr line by line, and to log files for each worker.
+"""Write the workers' output to the launcher's stdout and stderr, line by line, and to log files for each worker.
 
-Each line gets a prefix (`state/prefix.py`). Without one, lines pass unchanged, so that programs can read what workers
-print. Log files hold exactly what the worker wrote, unless the user wants the prefix there, too:
-``LOGDIR/HOST.PORT.stdout.log`` and ``LOGDIR/HOST.PORT.stderr.log``, new for each job. A worker that comes back under
-the same peer ID within a job appends to its log. If a log file can't be made or written (a full disk), the launcher
-logs that once and the job continues without the file.
+Each line gets a prefix (`state/prefix.py`). If there is no prefix, lines pass unchanged, so that programs can read what
+workers print. The log files ``LOGDIR/HOST.PORT.stdout.log`` and ``LOGDIR/HOST.PORT.stderr.log`` contain exactly what
+the worker wrote, unless the user wants the prefix in them, too. Each job begins new log files. A worker that comes back
+under the same peer ID within a job appends to the existing files. If a log file can't be created or written, for
+example because the disk is full, the launcher logs that once and the job continues without the file.
 
-The rank in the prefix is the one that the worker got with its last slot. The agent passes it on before it sends the
-slot, and `place` notes how much the worker has written until then. So exactly the bytes from then on have the new rank,
-however late the thread reads them. (`test_prefix_changes_with_the_rank_from_the_next_line_on`.)
+The rank in the prefix is the rank that the worker got with its last slot. The agent calls `place` with this rank before
+it sends the slot, and `place` records how much the worker has written so far. So the new rank applies exactly to the
+output that follows, even if the thread reads that output late.
+(`test_prefix_changes_with_the_rank_from_the_next_line_on`.)
 
-One thread opens the log files, reads and writes. If the terminal or the disk stops accepting output, the thread waits.
-The pipes then fill and the workers wait, as if they wrote to it directly. The launcher still supervises.
-(`test_log_folder_that_hangs_blocks_no_caller`.)
+One thread opens the log files, reads and writes. If the terminal or the disk stops accepting output, this thread waits.
+The pipes then fill, and the workers wait as if they wrote to the terminal or disk directly. The launcher's other
+threads still supervise the workers. (`test_log_folder_that_hangs_blocks_no_caller`.)
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ from ms_kungfu.launcher.state.prefix import Prefix
 
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 _MAX_LINE_BYTES = 64 * 1024
-_PARTIAL_LINE_S = 0.3  # how long the beginning of a line, such as a prompt, is held back before it is shown
+_PARTIAL_LINE_S = 0.3  # an unfinished line, such as a prompt, is shown after this time
 _MAX_HELD_BYTES = 1024 * 1024
-_PIPE_BYTES = 1024 * 1024  # so that a burst of output doesn't stop a worker
-_MOST_REMEMBERED = 1024  # workers whose last lines are kept, beyond those that run
+_PIPE_BYTES = 1024 * 1024  # large, so that a worker can print a lot at once without waiting
+_MOST_REMEMBERED = 1024  # above this number of workers, the last lines of exited workers are dropped
 
 
 class LineSplitter:
-    """Cut a stream into lines.
+    """Split a stream into lines.
 
-    A carriage return ends a line as well, since progress bars write only carriage returns.
+    A carriage return also ends a line, because progress bars end their lines only with carriage returns.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class LineSplitter:
         return bool(self._rest)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that `data` completes, each with its line end. A line that is too long is cut."""
+        """Return the lines that are complete now, with their line ends. A line that is too long is split."""
         lines = (self._rest + data).splitlines(keepends=True)
         # A final \r may be the first half of \r\n.
         self._rest = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
@@ -71,14 +72,17 @@ class LineSplitter:
         return lines
 
     def flush(self) -> bytes:
-        """Return the beginning of a line that hasn't ended."""
+        """Return the text of the last line, which isn't complete, and drop it from the splitter."""
         rest, self._rest = self._rest, b""
         return rest
 
 
 @dataclass
 class _Rank:
-    """`now`: None after the worker has left the cluster; `last`: then the last one it had."""
+    """The rank of a worker.
+
+    `now`: the present rank; None if the worker isn't in the cluster. `last`: the last rank of a worker that has left.
+    """
 
     now: int | None
     last: int | None = None
@@ -88,9 +92,9 @@ class _Rank:
         self.now = rank
 
 
-@dataclass(eq=False)  # each instance equals only itself, whatever its fields
+@dataclass(eq=False)  # so that each instance equals only itself
 class _Worker:
-    """A worker. `colour`: the rank that it started with."""
+    """A worker's streams and last lines. `colour`: the worker's first rank, which selects the colour of its prefix."""
 
     colour: int
     rank: _Rank
@@ -99,13 +103,13 @@ class _Worker:
 
     @property
     def is_over(self) -> bool:
-        """Return whether nothing more comes from the worker."""
+        """Return whether both streams of the worker have ended."""
         return all(stream.is_over for stream in self.streams)
 
 
 @dataclass(eq=False)
 class _Stream:
-    """The reading end of one pipe of one worker."""
+    """The reading end of a pipe to which a worker writes its stdout or stderr."""
 
     key: int
     name: str
@@ -117,19 +121,19 @@ class _Stream:
     splitter: LineSplitter = field(default_factory=LineSplitter)
     last_read: float = 0.0
     log: int | None = None
-    log_is_open: bool = False  # whether the last line in the log hasn't ended
-    rank: _Rank = field(init=False)  # of the lines that are read now
+    log_is_open: bool = False  # whether the last line in the log is incomplete
+    rank: _Rank = field(init=False)  # the rank to which the lines that are read now belong
     lock: threading.Lock = field(default_factory=threading.Lock)  # guards the next three attributes
     is_over: bool = False
     total: int = 0  # bytes read
     later: collections.deque[tuple[int, int | None]] = field(default_factory=collections.deque)
-    """Positions in the stream from which the lines have another rank."""
+    """Positions in the stream at which the worker's rank changes, each with the new rank."""
 
     def __post_init__(self) -> None:
         self.rank = _Rank(self.worker.rank.now)
 
     def place(self, rank: int | None) -> None:
-        """Give what the worker writes from now on another rank. For any thread."""
+        """Record that everything that the worker writes from now on belongs to another rank. Thread-safe."""
         unread = array.array("i", [0])
         with self.lock:
             if not self.is_over:
@@ -137,7 +141,11 @@ class _Stream:
                 self.later.append((self.total + unread[0], rank))
 
     def read(self) -> tuple[bytes, int]:
-        """Return what has arrived and its position, or b"" at the end. Raises BlockingIOError."""
+        """Return the bytes that have arrived and their position in the stream. At the end of the stream return b"".
+
+        Raises:
+            BlockingIOError: no bytes have arrived.
+        """
         with self.lock:
             data = os.read(self.fd, 256 * 1024)
             self.total += len(data)
@@ -146,10 +154,17 @@ class _Stream:
 
 
 class Output:
-    """Owner of the reading thread. Only one other thread calls the methods.
+    """The workers' output and the thread that reads it. All methods except `cut` are called from one other thread.
 
-    `quiet` keeps the workers' output off the launcher's own streams, but not out of the log files. `prefix`: before
-    each line; None: the rank on a terminal, if the job has several workers (`several`). `host`: this host's name.
+    Args:
+        logdir: the folder of the log files; None for no log files.
+        quiet: whether the workers' output goes only into the log files, and not to the launcher's own streams.
+        stdout: the descriptor of the launcher's stdout.
+        stderr: the descriptor of the launcher's stderr.
+        prefix: what precedes each line. None selects the default: the rank, if the output goes to a terminal and
+            `several` is true.
+        several: whether the job has several workers.
+        host: this host's name.
     """
 
     def __init__(
@@ -166,17 +181,17 @@ class Output:
             self._screens = self._screens[1], self._screens[1]
         self._logs_begun: set[Path] = set()
         self._logs_given_up: set[Path] = set()
-        self._workers: dict[int, _Worker] = {}  # of each key; of exited ones, too
-        self._streams: set[_Stream] = set()  # used by the thread only, like the selector
+        self._workers: dict[int, _Worker] = {}  # key -> worker; this includes exited workers
+        self._streams: set[_Stream] = set()  # only the reading thread uses this set and the selector
         self._selector = selectors.DefaultSelector()
-        self._todo: collections.deque[Callable[[], None]] = collections.deque()  # tasks for the thread
+        self._todo: collections.deque[Callable[[], None]] = collections.deque()  # tasks for the reading thread
         self._closing = False
         self._last_words: str | None = None
         self._block: Callable[[], str] | None = None
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_out.setblocking(False)
         self._is_written = False
-        self._is_over = threading.Event()  # everything is written, or `close` needn't wait for it
+        self._is_over = threading.Event()  # set when everything is written, or when `close` mustn't wait longer
         self._thread = threading.Thread(target=self._run, name="kungfu-output", daemon=True)
         self._thread.start()
 
@@ -186,9 +201,13 @@ class Output:
         return all(screen.is_terminal for screen in self._screens)
 
     def attach(self, key: int, name: str, rank: int | None, held: bool = False) -> tuple[int, int]:
-        """Return pipes for a worker's stdout and stderr: the writing ends, which the caller passes on and closes.
+        """Create pipes for a worker's stdout and stderr. Return their writing ends, which the caller must close.
 
-        `key`: the worker's key in this job; `name`: that of its log files; `rank`: selects the colour as well.
+        Args:
+            key: the worker's key in this job.
+            name: the name of the worker's log files.
+            rank: the worker's rank, which also selects the colour of its prefix; None if it has no rank yet.
+            held: whether the output isn't shown until `release` is called.
         """
         paths = log_paths(self._logdir, name)
         worker = _Worker(rank or 0, _Rank(rank))
@@ -197,7 +216,7 @@ class Output:
             try:
                 reading, writing = os.pipe2(os.O_CLOEXEC)
             except OSError:
-                for writing in ends:  # closing them ends the stream that was begun
+                for writing in ends:  # this ends the stream whose pipe was created
                     os.close(writing)
                 raise
             os.set_blocking(reading, False)
@@ -217,11 +236,11 @@ class Output:
         return ends[0], ends[1]
 
     def release(self, key: int) -> None:
-        """Show what a worker has printed so far (at most the last MiB), and all its later output."""
+        """Show the worker's output from now on, and what it has printed so far (at most the last MiB)."""
         self._do(functools.partial(self._show_held, key))
 
     def place(self, key: int, rank: int | None) -> None:
-        """Set a worker's rank, of which its later lines have the prefix; None: it has left the cluster."""
+        """Set the rank that the prefix of a worker's later lines shows; None if the worker has left the cluster."""
         worker = self._workers.get(key)
         if worker is not None and worker.rank.now != rank:
             worker.rank.set(rank)
@@ -229,32 +248,35 @@ class Output:
                 stream.place(rank)
 
     def name_of(self, key: int) -> str:
-        """Return what a worker is called in a message."""
+        """Return the name of a worker for messages, e.g. "rank 3"."""
         rank = self._workers[key].rank if key in self._workers else _Rank(None)
         if rank.now is None:
             return "a worker" if rank.last is None else f"a worker that was rank {rank.last}"
         return f"rank {rank.now}"
 
     def last_of(self, key: int) -> LastLines:
-        """Return the last lines of a worker. Call it in a `block` of `close`."""
+        """Return the last lines of a worker. May be called only by the function `block` that is passed to `close`."""
         return self._workers[key].last if key in self._workers else LastLines()
 
     def say(self, text: str) -> None:
-        """Print a line of the launcher on stderr, in order with the workers' output."""
+        """Print a line of the launcher on stderr, after the workers' output that has been read so far."""
         self._do(functools.partial(self._print, text))
 
     def show_status(self, parts: Sequence[str]) -> None:
-        """Show the status line on stderr, below the output, if that is a terminal."""
+        """Show the status line below the output, if stderr is a terminal."""
         if self._screens[1].is_terminal:
             self._do(functools.partial(self._screens[1].set_status, parts))
 
     def close(
         self, timeout_s: float | None, last_words: str | None = None, block: Callable[[], str] | None = None
     ) -> None:
-        """Wait until the workers' pipes are closed and everything is written, at most `timeout_s`; None is no limit.
+        """Wait until the workers' pipes are closed and everything is written.
 
-        `last_words` follow the workers' last output, and the text that `block` returns then. If the reader is too
-        slow, `last_words` replace the remaining output.
+        Args:
+            timeout_s: the longest time to wait; None for no limit. If the time is over, `last_words` are written and
+                the remaining output is dropped.
+            last_words: the launcher's last line, which follows all output.
+            block: called after the workers' last output. It returns a text that is written before `last_words`.
         """
         self._do(functools.partial(self._close, last_words, block))
         self._is_over.wait(timeout_s)
@@ -263,11 +285,11 @@ class Output:
             self._screens[1].write_if_it_is_read(last_words)
 
     def cut(self) -> None:
-        """End the wait of `close`. For any thread."""
+        """Make `close` return without waiting longer. Thread-safe."""
         self._is_over.set()
 
     def _do(self, action: Callable[[], None]) -> None:
-        """Run `action` in the thread."""
+        """Run `action` in the reading thread."""
         self._todo.append(action)
         with contextlib.suppress(OSError):
             self._wake_out.send(b"x")
@@ -337,7 +359,7 @@ class Output:
         for stream in self._streams:
             if stream.key == key and stream.held is not None:
                 lines, stream.held = stream.held, None
-                while stream.later:  # what it printed before it had a rank is shown with that rank
+                while stream.later:  # output from before the worker had a rank is shown with the rank that it got
                     stream.rank.set(stream.later.popleft()[1])
                 self._show(stream, lines)
 
@@ -345,7 +367,7 @@ class Output:
         self._screens[1].write(self, b"", [text.encode("utf-8", "backslashreplace") + b"\n"])
 
     def _read(self, stream: _Stream) -> bool:
-        """Read once. Return False at the end of the stream."""
+        """Read what has arrived. Return False at the end of the stream."""
         try:
             data, begin = stream.read()
         except BlockingIOError:
@@ -372,7 +394,7 @@ class Output:
         return self._prefix is not None and self._prefix.files
 
     def _pass_on(self, stream: _Stream, lines: list[bytes]) -> None:
-        """Pass on lines, of which the last one may not have ended yet."""
+        """Write lines to the log file and the screen. The last line may be incomplete."""
         lines = [line for line in lines if line]
         stream.worker.last.add(stream.name, lines)
         if stream.log is not None and self._has_prefix_in_log:

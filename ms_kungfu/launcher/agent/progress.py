@@ -1,4 +1,4 @@
-"""Show the job's progress: in the status line of a terminal, or elsewhere as log lines (`-progress`)."""
+"""Show the job's progress (`-progress`): in a terminal's status line, or as log lines if there is no terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def has_line(options: Options, output: Output) -> bool:
 
 
 async def keep_showing(options: Options, output: Output, ask: Callable[[], Awaitable[dict[str, Any]]]) -> None:
-    """Show the progress until this is cancelled. `ask` returns the job's status document, or {"error": ...}."""
+    """Show the progress until the caller cancels. `ask` returns the job's status document, or {"error": ...}."""
     is_line, shown = has_line(options, output), ""
     try:
         while is_line or options.progress:
@@ -37,5 +37,5 @@ async def keep_showing(options: Options, output: Output, ask: Callable[[], Await
             elif (line := as_log_line(document)) not in ("", shown):
                 shown = line
                 output.say(f"[{PROGRAM}] {time.strftime('%H:%M:%S')} {line}")
-    except Exception as error:  # ends the display, never the job
+    except Exception as error:  # the error only ends the display; the job continues
         _log.error('internal error: where=progress error="%r"', error, exc_info=error)

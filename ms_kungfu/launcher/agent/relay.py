@@ -1,7 +1,8 @@
-"""Pass requests of a host's workers to the controller's broker, and the broker's answers back.
+"""Pass requests of a host's workers to the controller's broker, and pass the broker's answers back.
 
-The relay adds what only this host has: a slot's descriptors, the process that has the slot, and model stores. Workers
-connect to a socket and keep the connection. Each worker makes one request at a time.
+The relay adds what only this host has: the file descriptors that belong to a slot, the ID of the process that has the
+slot, and the workers' model stores. Workers connect to a socket and keep the connection. Each worker makes one request
+at a time.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def is_alive(pid: int) -> bool:
 
 
 class Request:
-    """A worker's request that waits for its answer. `pid`: the requesting process."""
+    """A worker's request that hasn't been answered. `pid`: the ID of the process that sent the request."""
 
     def __init__(self, channel: WorkerChannel) -> None:
         self._channel = channel
@@ -63,28 +64,29 @@ class Request:
             self.answered.set_result(False)
 
     def note_waiting(self) -> None:
-        """Restart the worker's time limit."""
+        """Notify the worker that its request still waits, so that the worker restarts its time limit."""
         self._channel.remind(m.Waiting())
 
     def note_end(self, number: int) -> None:
-        """Notify the worker that this signal is about to end the job."""
+        """Notify the worker that the signal `number` is about to end the job."""
         self._channel.send(m.JobEnds(number))
 
 
 class HandsOver(Protocol):
-    """This host's part of a version (`segments.HostSegment`)."""
+    """This host's part of a cluster version's shared memory (`segments.HostSegment`)."""
 
     def hand_over(self, asker: Asker, message: m.Slot) -> None:
-        """Send `message` with the descriptors by which the rank joins.
+        """Send `message` with the file descriptors that the rank needs to join the cluster version.
 
-        Raise KeyError if the rank isn't on this host.
+        Raises:
+            KeyError: the rank isn't on this host.
         """
 
 
 class Relay:
-    """Requests and answers, in the agent's event loop.
+    """The workers' requests and their answers. Used only in the agent's event loop.
 
-    `send` sends a message to the controller. `segments` maps versions to this host's segments.
+    `send` sends a message to the controller. `segments` maps a cluster version to this host's segment of the version.
     """
 
     def __init__(
@@ -98,21 +100,21 @@ class Relay:
         self.last_checkpoints = LastCheckpoints(lambda: self._send(m.Checkpointed()))
         self._numbers = itertools.count(1)
         self._asked: dict[int, tuple[Request, m.ToJobBroker]] = {}  # requests that haven't been answered
-        self.cores = 0  # the fixed number of cores per worker, if a worker of this host has been notified of it
-        self._leaving: list[str] = []  # workers that may leave because a worker of this host requested that
+        self.cores = 0  # the fixed number of cores per worker; 0 if no worker of this host has been notified of it
+        self._leaving: list[str] = []  # workers with permission to leave, which a worker of this host has requested
         self._holders: dict[_Process, int] = {}
         self._held = False  # whether the deadlines of requests are held
         self._reminder: asyncio.TimerHandle | None = None
         self._closed = False
         self.on_placed: Callable[[str, int, int | None], None] = lambda peer, incarnation, rank: None
-        """A function that is called before a worker gets a rank, or with None the answer that it has left."""
+        """A function that is called before a worker gets a rank. `rank` is None if it gets the answer `Detached`."""
 
     # ---- orders of the controller ----
 
     def answer(self, number: int, message: m.FromJobBroker | None) -> None:
-        """Answer a request. If `message` is None, end the request without an answer."""
+        """Answer the worker's request with this number. If `message` is None, end the request without an answer."""
         request, asked = self._asked.pop(number, (None, None))
-        if request is None:  # the request was withdrawn
+        if request is None:  # the worker has withdrawn the request
             return
         if isinstance(asked, m.LeaveRequest) and isinstance(message, m.Leaving):
             self._leaving.append(asked.peer)
@@ -128,7 +130,7 @@ class Relay:
             request.send(message)
 
     def ask_again(self, send: Callable[[m.FromHost], None]) -> None:
-        """Send the unanswered requests to another controller. `send` sends a message to it."""
+        """Send the unanswered requests to another controller, to which `send` sends messages."""
         self._send = send
         for number, (_, asked) in self._asked.items():
             send(m.Asks(number, asked))
@@ -137,11 +139,11 @@ class Relay:
         return list(self._leaving)
 
     def slot_holders(self) -> list[_Process]:
-        """Return the live processes of this host that have been granted a slot."""
+        """Return the live processes on this host that have got a slot."""
         return list(self._holders)
 
     def hold_deadlines(self, held: bool) -> None:
-        """Hold the deadlines of requests while `held`, because they wait for the job's store."""
+        """Suspend the deadlines of requests (`held`), because the controller waits for the store, or resume them."""
         self._held = held
         self._remind()
 
@@ -155,15 +157,15 @@ class Relay:
             self._reminder = self._loop.call_later(_REMIND_S, self._remind)
 
     def forget_failed(self) -> None:
-        """Forget the records of processes that have exited."""
+        """Remove the entries of processes that have exited."""
         self._holders = {process: pid for process, pid in self._holders.items() if self._is_alive(pid)}
         there = {str(peer) for peer, _ in self._holders}
-        # The next process with this peer ID hasn't requested the leave.
+        # A later process with the same peer ID has no permission to leave.
         self._leaving = [peer for peer in self._leaving if peer in there]
         self.stores.drop(self.is_out)
 
     def close(self) -> None:
-        """Stop answering requests."""
+        """End all requests without an answer, and close the stores."""
         self._closed = True
         self._remind()
         for request, _ in self._asked.values():
@@ -174,7 +176,7 @@ class Relay:
     # ---- requests of workers ----
 
     def serve(self, request: Request, asked: m.ToJobBroker) -> None:
-        """Serve `request`: it is answered now or later."""
+        """Send a worker's request to the controller, or answer it at once if that isn't possible."""
         if isinstance(asked, m.SlotRequest) and self._is_taken(PeerID.parse(asked.peer), asked.incarnation, request):
             return
         if self._closed:
@@ -187,12 +189,12 @@ class Relay:
             self._send(m.Asks(number, asked))
 
     def report(self, report: m.Report) -> None:
-        """Pass a report on. The report is lost if this host is waiting for another controller."""
+        """Send a worker's report to the controller. The report is lost while this host waits for another controller."""
         if not self._closed:
             self._send(report)
 
     def withdraw(self, request: Request) -> None:
-        """Forget a request whose worker no longer waits."""
+        """Drop a request whose worker no longer waits for the answer."""
         self.last_checkpoints.remove(request)
         for number, (each, _) in list(self._asked.items()):
             if each is request:
@@ -200,7 +202,11 @@ class Relay:
                 self._send(m.HungUp(number))
 
     def _is_taken(self, peer: PeerID, incarnation: int, request: Request) -> bool:
-        """Reject the request of a forked child, which has its parent's name and secret, but not its parent's slot."""
+        """Reject the request if the slot belongs to another process, and return whether it does.
+
+        The requesting process is then a forked child of a worker. It has its parent's peer ID and secret, but not its
+        parent's slot.
+        """
         holder = self._holders.get((peer, incarnation))
         if holder is None or holder == request.pid or not self._is_alive(holder):
             return False
@@ -210,11 +216,12 @@ class Relay:
 
     def _hand_over(self, request: Request, slot: m.Slot) -> None:
         version, peer = slot.cluster.version, PeerID.parse(slot.peer)
-        # two processes requested the slot before one of them got it
+        # Two processes may have requested the slot before one of them got it.
         if self._is_taken(peer, slot.incarnation, request):
             return
         segment = self._segments.get(version)
-        # A newer version has been committed since then, and the worker will request its slot in the newer version.
+        # If this host no longer has the version, a newer version has been committed since the controller answered. The
+        # worker then requests its slot in the newer version.
         if segment is None:
             request.send(m.Error(f"cluster version {version} has been superseded"))
             return
@@ -230,11 +237,11 @@ class Relay:
 
 
 class BrokerServer(Server[WorkerChannel]):
-    """Listens on an abstract Unix socket, `address`, from construction to `end`."""
+    """Accept workers' connections on the abstract Unix socket `address`, from construction until `end`."""
 
     most_proved = _MAX_CONNECTIONS
     most_unproved = 512  # more than the number of a host's workers, because all of them may connect at once
-    silent_s = 1.0  # a worker authenticates within milliseconds; a rejected unauthenticated client connects again
+    silent_s = 1.0  # a worker authenticates within milliseconds; if it is rejected because it was slow, it tries again
 
     def __init__(self, relay: Relay, secret: bytes) -> None:
         super().__init__(secret, OF_A_WORKER)
@@ -246,7 +253,7 @@ class BrokerServer(Server[WorkerChannel]):
         self.listen(listening)
 
     def connections(self) -> int:
-        """Return how many processes have connected. Each keeps its connection."""
+        """Return how many processes are connected. Each process keeps its connection until it exits."""
         return len(self._proved) - len(self._relay.last_checkpoints)
 
     def _open(self, connection: socket.socket) -> WorkerChannel:
@@ -286,7 +293,7 @@ class BrokerServer(Server[WorkerChannel]):
         return asyncio.ensure_future(self._next_request(channel))
 
     async def _next_request(self, channel: WorkerChannel) -> tuple[_Asked, list[int]]:
-        """Return the next request. Pass on reports, which have no answer, in the meantime."""
+        """Return the next request that needs an answer. Pass on reports, which need no answer."""
         while True:
             asked, fds = await channel.receive_with_fds(m.TO_BROKER, MAX_MESSAGE_BYTES)
             if not isinstance(asked, m.Report):
@@ -306,7 +313,7 @@ class BrokerServer(Server[WorkerChannel]):
 
 
 async def _stop(reading: asyncio.Task[tuple[_Asked, list[int]]]) -> None:
-    """Stop reading from a connection that has ended: later requests on it aren't answered."""
+    """Stop reading from a connection that has ended. No more requests on it are answered."""
     reading.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
         _, fds = await reading

@@ -1,13 +1,14 @@
-"""One output stream of the launcher, shared by its workers and its own lines; on a terminal with a status line.
+"""Write to one output stream of the launcher, which shows the launcher's own lines and its workers' output.
 
-On a terminal:
+If the stream is a terminal, it also has a status line, and these rules apply:
 
-1. A progress bar (text after a carriage return) of a worker stands until another writer needs its row. The bar isn't
-   lost: if its worker ends the bar's line, the text is shown again. (`test_bar_that_another_worker_displaced_returns`.)
+1. A worker's progress bar (text that ends with a carriage return) stays until another writer needs its row. The bar's
+   text isn't lost: it is shown again when the worker ends the bar's line with a newline.
+   (`test_bar_that_another_worker_displaced_returns`.)
 
-2. The status line is below the output. Each write first erases it, and draws it again behind the output. The cursor
-   stays in the output: in an unfinished line, or at the beginning of the status line, so that a resize of the terminal
-   leaves nothing behind. (`test_status_line_is_below_what_workers_print`.)
+2. The status line is below the output. Each write first erases the status line, and draws it again after the new
+   output. The cursor stays in an unfinished line of output, or at the beginning of the status line. So if the user
+   changes the size of the terminal, no old text remains. (`test_status_line_is_below_what_workers_print`.)
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ import os
 import select
 from collections.abc import Sequence
 
-_LEAST_SHOWN = 30  # characters of a part that doesn't fit
-_COLUMNS = 80  # of a terminal that doesn't know its width
+_LEAST_SHOWN = 30  # a part that doesn't fit is cut only if this many characters of it fit
+_COLUMNS = 80  # for a terminal that doesn't know its width
 _ERASE_LINE, _ERASE_BELOW = b"\033[K", b"\033[J"
-# Make a row below, save the position, go to that row.
+# Make sure that there is a row below the cursor, save the position, and go to that row.
 _BELOW = b"\033D\033[A\0337\r\n" + _ERASE_LINE
 _BACK = b"\0338"
 
 
 class Screen:
-    """Used from one thread.
+    """One output stream of the launcher. Used from one thread.
 
-    A writer that left a line open continues that line. If another writer writes in between, the line is ended first.
+    If a writer has written an unfinished line, it can continue that line. If another writer writes in between, the
+    unfinished line is ended first.
     """
 
     def __init__(self, fd: int) -> None:
@@ -43,7 +45,7 @@ class Screen:
         self.broken = False
 
     def shares_terminal_with(self, other: Screen) -> bool:
-        """Return whether both are the same terminal."""
+        """Return whether both streams go to the same terminal."""
         if not (self.is_terminal and other.is_terminal):
             return False
         ours, theirs = os.fstat(self._fd), os.fstat(other._fd)
@@ -63,12 +65,15 @@ class Screen:
         self._write_all(bytes(out))
 
     def forget(self, writer: object) -> None:
-        """Forget a writer that writes no more."""
+        """Remove what is stored about a writer that won't write any more."""
         self._bars.pop(writer, None)
         self._displaced.discard(writer)
 
     def set_status(self, parts: Sequence[str]) -> None:
-        """Show `parts` in the status line, as many as fit; none remove the line. Only for a terminal."""
+        """Show as many of the `parts` in the status line as fit. If `parts` is empty, remove the status line.
+
+        The stream must be a terminal.
+        """
         self._status = parts
         out = self._without_status() if self._is_fresh or not parts else bytearray()
         self._draw(out)
@@ -76,7 +81,7 @@ class Screen:
 
     @property
     def _is_fresh(self) -> bool:
-        """Return whether the cursor is in an empty row, in which the status line may be."""
+        """Return whether the cursor is in a row without output. The status line may be in this row."""
         return self._open is None and not self._has_bar
 
     def _add_to_terminal(self, out: bytearray, writer: object, prefix: bytes, line: bytes) -> None:
@@ -86,7 +91,7 @@ class Screen:
         if self._open is writer:
             out += line
             row = (bar or b"") + text
-        elif not text and end == b"\r":  # the bar's next text replaces its row
+        elif not text and end == b"\r":  # the writer's next text replaces the progress bar
             self._bars[writer] = bar or b""
             self._displaced.discard(writer)
             return
@@ -109,7 +114,7 @@ class Screen:
         self._open = None if end else writer
 
     def _without_status(self) -> bytearray:
-        """Return what erases the status line."""
+        """Return the control characters that erase the status line; empty if it isn't drawn."""
         is_drawn, self._is_drawn = self._is_drawn, False
         return bytearray((b"\r" if self._is_fresh else b"") + _ERASE_BELOW if is_drawn else b"")
 
@@ -126,7 +131,10 @@ class Screen:
         return _COLUMNS
 
     def write_if_it_is_read(self, text: str) -> None:
-        """Write from another thread, while the thread that uses this stream waits for the reader of another stream."""
+        """Write a line if the stream accepts output now.
+
+        Another thread calls this if the thread that uses this stream is blocked because it writes to another stream.
+        """
         with contextlib.suppress(OSError, ValueError):
             if select.select([], [self._fd], [], 0)[1]:
                 os.write(self._fd, text.encode("utf-8", "backslashreplace") + b"\n")
@@ -138,11 +146,11 @@ class Screen:
             except BlockingIOError:  # another process that shares the terminal has made it non-blocking
                 select.select([], [self._fd], [], 1.0)
             except OSError:
-                self.broken = True  # `kungfu-run ... | head`: training continues, into the log files
+                self.broken = True  # e.g. `kungfu-run ... | head`: training continues, with output to the log files
 
 
 def fitted(parts: Sequence[str], width: int) -> str:
-    """Return the first parts that fit into `width` characters, and the beginning of the next one if that is long."""
+    """Return the first parts that fit into `width` characters, and perhaps the beginning of the next part."""
     text = ""
     for part in parts:
         longer = f"{text} | {part}" if text else part

@@ -1,4 +1,4 @@
-"""A host's parts of the job's cluster versions. The host makes, watches and closes them on the controller's orders."""
+"""Create, watch and close a host's parts of cluster versions' shared memory, as the controller orders."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ACTIVITY_S = 1.0
 
 
 class HostSegment:
-    """One host's part of a version's shared memory: the segment of its ranks.
+    """One host's part of a cluster version's shared memory: the segment that the ranks on this host share.
 
-    If the version has other hosts, this part also contains the control block of all ranks and the inter-host transport,
-    which is the last member of the segment.
+    If the cluster version has several hosts, this part also contains the control block of all ranks and the inter-host
+    transport. The transport is then the last member of the segment.
     """
 
     def __init__(self, cluster: Cluster, host: str, cores: int, recovers: bool, runtime: Any) -> None:
@@ -38,17 +38,17 @@ class HostSegment:
         except BaseException:
             close_all(self._fds)
             raise
-        # The memory in which this host's ranks wait, and the memory that holds everything except data. With one host
-        # both are the same.
+        # `_segment` is the memory in which this host's ranks wait. `_board` is the control block, which contains
+        # everything except data. If there is one host, both are the same memory.
         self._segment, self._board = self._memories[0], self._memories[-1]
 
     @classmethod
     async def make(
         cls, cluster: Cluster, attempt: int, recovers: bool, cores: int, transports: Transports
     ) -> HostSegment:
-        """Make this host's part of `cluster`, which has workers on this host.
+        """Create this host's part of `cluster`, which has workers on this host.
 
-        If this fails, raise the error and leave nothing behind.
+        If this fails, raise the error and release everything that was created.
         """
         segment = cls(cluster, transports.hosts.self_name, cores, recovers, transports.machine.runtime())
         try:
@@ -60,9 +60,10 @@ class HostSegment:
         return segment
 
     def hand_over(self, asker: Asker, message: m.Slot) -> None:
-        """Send `message` with the descriptors by which the rank joins.
+        """Send `message` with the file descriptors that the rank needs to join the cluster version.
 
-        Raise KeyError if the rank isn't on this host.
+        Raises:
+            KeyError: the rank isn't on this host.
         """
         sockets: Sequence[int] = ()
         local_rank = self._local[message.rank]
@@ -77,24 +78,24 @@ class HostSegment:
         self._board.announce(version)
 
     def hold_deadlines(self, held: bool) -> None:
-        """Hold the deadlines of the host's ranks while `held`."""
-        for memory in self._memories:  # the memory in which the ranks wait, and the memory that they watch
+        """Suspend the deadlines of this host's ranks (`held`), or resume them."""
+        for memory in self._memories:  # ranks wait in the segment, and also watch the control block
             memory.hold_deadlines(held)
 
     def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
-        # The control block lists the failures of all hosts in one order. A rank that the segment notifies of a failure
-        # finds the failure in the control block.
+        # The control block lists the failures of all hosts in the same order. It is written first: when the segment
+        # notifies a rank of a failure, the rank finds the failure in the control block.
         self._board.mark_lost(rank, reason, recover, reaped)
         if self._transport is not None and rank in self._local:
             self._segment.mark_lost(self._local[rank], reason, recover, reaped)
 
     def lose_host(self, host: str) -> None:
-        """Let the members continue without this host, whose ranks have all been marked lost."""
+        """Let the members continue without `host`. All its ranks must have been marked lost before."""
         if self._transport is not None:
             self._transport.lose_host(self._hosts.index(host))
 
     def unreachable(self) -> list[tuple[str, str]]:
-        """Return hosts to which a connection has ended, with the reason for each."""
+        """Return the hosts to which a connection has ended, each with the reason."""
         found = [] if self._transport is None else self._transport.unreachable()
         return [(self._hosts[place], why) for place, why in found]
 
@@ -108,27 +109,30 @@ class HostSegment:
         return self._segment.progress(self._local[rank])
 
     def awaited(self) -> list[tuple[int, int, bool]]:
-        """Return which of this host's ranks wait for which rank. The number -1 stands for the transport."""
-        rank_of = [*self._local, -1]  # the transport has the last rank
+        """Return which of this host's ranks waits for which rank, and whether the wait is overdue.
+
+        The number -1 stands for the transport.
+        """
+        rank_of = [*self._local, -1]  # the transport is the last member of the segment
         return [(rank_of[a], rank_of[b], is_overdue) for a, b, is_overdue in self._segment.awaited()]
 
     def doing(self, rank: int) -> m.Doing:
-        """Return what a rank of this host does now."""
+        """Return what a rank on this host is doing now."""
         activity, seconds, operations = self._segment.activity(self._local[rank])
         return m.Doing(m.ACTIVITIES[activity] if activity < len(m.ACTIVITIES) else "", seconds, operations)
 
     def set_ending(self, rank: int, ending: bool) -> None:
-        """Record whether a rank is about to be ended. For a rank of another host, set this on the transport."""
+        """Record whether a rank is about to be ended. For a rank on another host, record it for the transport."""
         self._segment.set_ending(self._local.get(rank, len(self._local)), ending)
 
     def ranks(self) -> list[int]:
-        """Return the ranks of this host."""
+        """Return the ranks on this host."""
         return list(self._local)
 
     def sync_points(self) -> int:
-        """Return how many sync points this host's workers have requested, or have been notified of.
+        """Return the number of sync points that this host's workers have requested or have been notified of.
 
-        Return 0 if the version has no other hosts, because then there is no host to notify.
+        Return 0 if the cluster version has no other hosts, because there is no host to notify then.
         """
         return 0 if self._transport is None else self._board.sync_points
 
@@ -136,23 +140,28 @@ class HostSegment:
         self._board.request_sync_point(number)
 
     def failure(self) -> str:
-        """Return why no exchange with the other hosts is possible any more, or "" while it is possible."""
+        """Return why data can no longer be exchanged with the other hosts, or "" if it can."""
         return "" if self._transport is None else self._transport.failure()
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
-            self._transport = None  # its connections end with the segment
+            self._transport = None  # this closes the transport's connections
         close_all(self._fds)
         self._fds.clear()
 
 
 class HostSegments:
-    """This host's segments, in the agent's event loop.
+    """This host's segments, one per cluster version. Used only in the agent's event loop.
 
-    `send` sends a message to the current controller. `look_s`: interval at which the controller gets heartbeats.
-    `running` returns the workers' process IDs by their keys, and `cores` the cores that the host has for the job.
-    `core_count`: the number of these cores at the beginning.
+    Args:
+        transports: the inter-host transports of this host.
+        send: sends a message to the current controller.
+        look_s: the interval in seconds at which the controller gets heartbeats.
+        running: returns the process ID of each running worker, by the worker's key.
+        cores: returns the cores that the job has on this host, and the cores that others have taken
+            (`CoreClaims.look`).
+        core_count: how many cores the job has on this host at the beginning.
     """
 
     def __init__(
@@ -166,16 +175,16 @@ class HostSegments:
         self._held = False  # whether the workers' deadlines are held
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._making: dict[int, tuple[int, asyncio.Task[None]]] = {}  # version -> (attempt, task)
-        self._beats: dict[int, dict[int, int]] = {}  # version -> rank -> the rank's heartbeat count at the last look
-        # version -> rank -> why the rank can't continue, for all reasons that were ever seen
+        self._beats: dict[int, dict[int, int]] = {}  # version -> rank -> heartbeat count at the last check
+        # version -> rank -> why the rank can't continue; contains all ranks for which this was reported
         self._words: dict[int, dict[int, str]] = {}
-        # The facts that were reported to the controller, by version: failed transports, sync points (in either
-        # direction), and hosts that the version's transport can't reach.
+        # What the controller already knows about each version: whether its transport has failed, its number of sync
+        # points (reported by this host or by the controller), and the hosts that its transport can't reach.
         self._failed: set[int] = set()
         self._sync_points: dict[int, int] = {}
         self._apart: set[tuple[int, str]] = set()
-        self._losses: dict[int, list[m.Loss]] = {}  # kept for the next controller
-        self._is_watched = False  # whether the controller gets the workers' activity
+        self._losses: dict[int, list[m.Loss]] = {}  # version -> its failures, for a resync report
+        self._is_watched = False  # whether the controller wants reports of what the workers are doing
 
     def begin(self) -> None:
         self._look()
@@ -195,7 +204,7 @@ class HostSegments:
         self._making.clear()
 
     def forget_what_was_told(self) -> None:
-        """Forget which facts were reported, so that another controller gets them again."""
+        """Forget what the previous controller knew, so that the next controller gets all reports again."""
         self._words.clear()
         self._failed.clear()
         self._sync_points.clear()
@@ -208,7 +217,7 @@ class HostSegments:
     # ---- orders of the controller ----
 
     def hold_deadlines(self, held: bool) -> None:
-        """Hold the deadlines of this host's workers while `held`, because they wait for the job's store."""
+        """Suspend the workers' deadlines (`held`), because the controller waits for the store, or resume them."""
         self._held = held
         for segment in self.open.values():
             segment.hold_deadlines(held)
@@ -272,7 +281,7 @@ class HostSegments:
                     self._send(m.Unreachable(version, host, why))
 
     def new_words(self) -> dict[int, dict[int, str]]:
-        """Return why ranks of this host can't continue, without the reasons that were reported already."""
+        """Return why ranks on this host can't continue, except for ranks whose reason has been reported already."""
         news: dict[int, dict[int, str]] = {}
         for version, segment in self.open.items():
             known = self._words.setdefault(version, {})
@@ -282,7 +291,7 @@ class HostSegments:
         return news
 
     def _look(self) -> None:
-        """Report heartbeats. From these counts, timed by this host's clock, the controller detects hanging workers."""
+        """Report the heartbeat counts and this host's time, from which the controller finds hanging workers."""
         segments, running, machine = self.open, self._running(), self._machine
         beats = {
             version: {rank: segment.heartbeat(rank) for rank in segment.ranks()}
@@ -305,7 +314,7 @@ class HostSegments:
         self._later(self._look_s, self._look)
 
     def watch_activity(self, said: m.WatchActivity) -> None:
-        """Report what the workers do, until the controller no longer needs it."""
+        """Begin or stop reporting what the workers are doing, as the controller wants."""
         begins = said.watched and not self._is_watched
         self._is_watched = said.watched
         if begins:
@@ -322,9 +331,10 @@ class HostSegments:
         self._later(_ACTIVITY_S, self._report_activity)
 
     def _any_stands(self, beats: dict[int, dict[int, int]]) -> bool:
-        """Return whether at least one worker's count hasn't changed since the last look.
+        """Return whether at least one worker's heartbeat count hasn't changed since the last check.
 
-        If all counts have changed, no process needs to be examined, which would be slow: each process has many threads.
+        If all counts have changed, no process has to be examined. That saves time, because each process has many
+        threads.
         """
         return any(
             count and count == self._beats.get(version, {}).get(rank)

@@ -1,6 +1,7 @@
-"""The model stores of this host's workers, as read-only descriptors.
+"""Keep the model stores of this host's workers, as read-only file descriptors.
 
-The descriptors are for workers of this host, and for the host's transport, through which other hosts read the stores.
+Workers on this host use the descriptors to read each other's stores. Workers on other hosts read a store through this
+host's inter-host transport, which also uses the descriptors.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from ms_kungfu.cluster import PeerID
 from ms_kungfu.launcher.state.segment import Asker
 from ms_kungfu.launcher.wire import messages as m
 
-_Process = tuple[PeerID, int]  # the peer ID and the version for which the process was started
+_Process = tuple[PeerID, int]  # the peer ID and the cluster version for which the process was started
 
 
 class Stores:
-    """Own the descriptors. Thread-safe."""
+    """Own the descriptors of the model stores. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,7 +33,7 @@ class Stores:
         fds: Sequence[int],
         is_out: Callable[[PeerID, int], bool],
     ) -> None:
-        """Answer a request. Takes ownership of `fds`, which came with the request."""
+        """Answer a request. `fds` are the descriptors that came with the request, which this method owns now."""
         peer = PeerID.parse(request.peer)
         if isinstance(request, m.GetStore):
             close_all(fds)
@@ -53,7 +54,7 @@ class Stores:
             asker.send(m.Store(True))
 
     def find(self, peer: PeerID) -> int:
-        """Return a copy of the descriptor, which the caller owns, or -1 if there is none."""
+        """Return a new descriptor of the store of `peer`, which the caller owns, or -1 if there is no store."""
         with self._lock:
             found = [process for process in self._fds if process[0] == peer]
             return os.dup(self._fds[max(found, key=lambda process: process[1])]) if found else -1

@@ -1,4 +1,4 @@
-"""How this host finds the job's controller and, after a failure, finds the next one or acquires the lease itself."""
+"""Find the job's controller. If the controller fails, find the next controller, or acquire the lease on this host."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
-# Time before a log line says why the controller can't be reached, because the controller may be about to start.
+# A log line says why the controller can't be reached only after this time, because the controller may be starting.
 _PATIENCE_S = 5.0
 _LEASE_S = 10.0  # length of the leadership lease, unless -host-timeout sets it
 _LOOK_S = 0.1
@@ -41,11 +41,22 @@ _LOOK_S = 0.1
 
 @dataclass(eq=False)
 class Succession:
-    """Find or become the host that controls the job.
+    """Find the host that controls the job, or let this host control it.
 
-    `lead(options, term)`: starts the controller on this host. `own`: the controller in this process, which decides or
-    has just stopped deciding. `call_itself`: connects to that controller. `end(code, words)`: ends this host's
-    launcher.
+    Args:
+        options: the launcher's options.
+        machine: the machine.
+        departure: handles signals to this host's launcher.
+        lead: `lead(options, term)` starts the controller on this host.
+        own: returns the controller in this process, even if that controller has just stepped down; None if there is
+            none.
+        call_itself: returns a connection to the controller in this process.
+        end: `end(code, words)` ends this host's launcher with an exit code and a last message.
+        has_ended: returns whether the job has ended on this host.
+        since: when the current controller's lease began; None if leadership can't move to another host.
+        is_known: whether the controller that is called next knows this host.
+        silence: why the first controller doesn't answer.
+        begun: when this host first called a controller.
     """
 
     options: Options
@@ -56,10 +67,10 @@ class Succession:
     call_itself: Callable[[], AnyChannel]
     end: Callable[[int, str], None]
     has_ended: Callable[[], bool]
-    since: int | None = None  # start of the current controller's lease; None: leadership can't move
-    is_known: bool = True  # whether the controller that is called next knows this host
-    silence: str = ""  # why the first controller doesn't answer
-    begun: float = 0.0  # time of the first call
+    since: int | None = None
+    is_known: bool = True
+    silence: str = ""
+    begun: float = 0.0
     _lease: LeadershipLease | None = None  # the lease that this host has tried to acquire
     _logged: set[str] = field(default_factory=set)  # messages that are logged only once
 
@@ -69,7 +80,10 @@ class Succession:
 
     @property
     def obeys_itself(self) -> bool:
-        """Return whether the controller is in this process, so that the loss of this host's address doesn't matter."""
+        """Return whether the controller is in this process.
+
+        If it is, this host still reaches the controller when its network address stops working.
+        """
         return self.head_name == self.options.host.name
 
     @property
@@ -92,7 +106,7 @@ class Succession:
         return self.machine.open_leadership(str(self.options.config_server), timeout_s=self.lease_s / 2)
 
     def first_term(self) -> Term | None:
-        """Return the first term, or None if the controller stays on this host."""
+        """Return the first controller's term; None if the controller can't move to another host."""
         if not moves(self.options):
             return None
         keys = self._keys()
@@ -101,7 +115,11 @@ class Succession:
     # ---- the first controller ----
 
     async def first(self, wait_s: float) -> AnyChannel:
-        """Return a connection to the first controller. Raise StartError if there is none within `wait_s`."""
+        """Return a connection to the first controller.
+
+        Raises:
+            StartError: no controller has answered within `wait_s` seconds, or the controller has rejected this host.
+        """
         options, machine = self.options, self.machine
         if not self.obeys_itself:
             head_name = options.hosts.head.name
@@ -132,7 +150,10 @@ class Succession:
             self.warn_once(f'no answer: hosts={head}:{port} reason="{why}". Remedy: {remedy_for(why, port)}')
 
     async def to_join(self, wait_s: float) -> AnyChannel:
-        """Return a connection to a running job's controller. The controller that admitted this host may have failed."""
+        """Return a connection to the controller of a running job, which this host joins.
+
+        The store says which host controls the job. This may no longer be the host that admitted this host.
+        """
         url, loop = str(self.options.config_server), asyncio.get_running_loop()
         keys, deadline = self._keys(), loop.time() + wait_s
         while True:
@@ -165,7 +186,7 @@ class Succession:
         return channel
 
     async def answer_a_controller(self, channel: AnyChannel, asking: m.WaitingController, is_in_a_job: bool) -> None:
-        """Answer a controller on another host that asks what this host does."""
+        """Answer a controller on another host that waits for this host to register and asks what this host is doing."""
         own = self.options.hosts
         channel.send(m.Calls(str(own), own.head.name, self.calls_for_s(), in_a_job=is_in_a_job))
         await channel.flushed()
@@ -179,9 +200,9 @@ class Succession:
     # ---- the next controller ----
 
     async def next(self, trouble: str, host: HostOfJob) -> AnyChannel | None:
-        """Return a connection to the host that controls the job from now on, which may be this host.
+        """Return a connection to the next controller, which may run on this host.
 
-        Return None if the job has ended, or continues without this host.
+        Return None if the job has ended or continues without this host.
         """
         url, loop = str(self.options.config_server), asyncio.get_running_loop()
         keys, patience_s = self._keys(), env.JOIN_TIMEOUT.get(self.machine.environ)
@@ -207,7 +228,7 @@ class Succession:
                     return None
                 if (channel := await self._follow(keys, found, snapshot, host)) is not None:
                     return channel
-            # A full store accepts no new lease. If the store is full or unreachable, wait for it.
+            # A full store accepts no new lease. So if the store is full or unreachable, wait until it isn't.
             except (StoreFullError, StoreUnreachableError) as error:
                 deadline = loop.time() + patience_s
                 self.warn_once(
@@ -216,7 +237,7 @@ class Succession:
                 )
             except (OSError, asyncio.TimeoutError, LeadershipLostError):
                 pass
-            except ConfigServerError as error:  # a rejection is permanent
+            except ConfigServerError as error:  # if the store rejects a request, it rejects it permanently
                 refused = str(error)
                 self.warn_once(
                     f'takeover failed: error="{error}". The workers on this host are ended if that lasts for '
@@ -236,7 +257,10 @@ class Succession:
     async def _follow(
         self, keys: LeadershipKeys, found: LeadershipState, snapshot: LeaderSnapshot, host: HostOfJob
     ) -> AnyChannel | None:
-        """Call the holder of a new lease, or try to acquire a free lease."""
+        """Call the host that has a new lease, or try to acquire the lease if it is free.
+
+        Return a connection to the next controller; None if there isn't one yet.
+        """
         own, controller = self.options.host.name, self.own()
         is_new = found.since != self.since
         if found.holder and is_new and (found.holder != own or controller is not None):
@@ -246,20 +270,20 @@ class Succession:
         if is_free and controller is None:
             await self._take(keys, found, snapshot, host)
         elif is_free and controller is not None and controller.store_error is not None:
-            # this error prevents the controller from acquiring its lease again
+            # Because of this error, the controller in this process can't acquire its lease again.
             raise controller.store_error.with_traceback(None)
         return None
 
     def _is_over_for(self, snapshot: LeaderSnapshot, host: HostOfJob) -> tuple[int, str] | None:
-        """Return the exit code and last message of this host if the job no longer needs it."""
+        """Return the launcher's exit code and last message if the job no longer needs this host; None if it does."""
         own, codes = self.options.host.name, host.workers.exit_codes()
         has_begun = snapshot.versions.committed is not None or snapshot.end is not None
         if snapshot.job != host.job or not has_begun:
             return 1, f"{PROGRAM}: {self.head_name}, which controlled the job, has failed, so the job has failed"
         if self.departure.is_leaving and own not in snapshot.present and codes == {0}:
-            return 0, ""  # the controller could no longer send the result
-        # If a controller fails before the snapshot lists this host, the host has no workers yet. It then joins the
-        # next controller.
+            return 0, ""  # this host has left the job; only the controller's message about that is missing
+        # If the controller that admitted this host has failed before the snapshot lists this host, the host has no
+        # workers yet. It then joins the next controller's job as a new host.
         is_new = self.options.joins and not codes and own not in [each.name for each in snapshot.hosts]
         if not is_new and own not in snapshot.present:
             return 1, f"{PROGRAM}: the job goes on without this host"
@@ -268,12 +292,12 @@ class Succession:
     async def _take(
         self, keys: LeadershipKeys, found: LeadershipState, snapshot: LeaderSnapshot, host: HostOfJob
     ) -> None:
-        """Try to acquire the lease. Of several hosts, one succeeds."""
+        """Try to acquire the lease, and start the controller if that succeeds. If several hosts try, one succeeds."""
         options, own = self.options, self.options.host.name
         names = snapshot.present
         if not moves(options) or self.departure.is_leaving or own not in names:
             return  # this host is about to leave, or hasn't joined yet
-        if not found.holder:  # the first host of the job doesn't wait for the others
+        if not found.holder:  # hosts try one after another, in the order of the snapshot, so that they rarely collide
             await asyncio.sleep(_LOOK_S * names.index(own) / len(names))
         self._lease = self._lease or LeadershipLease(keys, own, self.lease_s)
         lease, snapshot = self._lease, snapshot.taken_by(own)

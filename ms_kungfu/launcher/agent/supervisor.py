@@ -1,18 +1,19 @@
-"""The supervisor: a small process between launcher and workers, so that no process outlives the launcher.
+"""Run the supervisor, a small process between launcher and workers. It ensures that no process outlives the launcher.
 
-The supervisor is forked before the launcher has any thread. It is the parent of all workers, and holds one end of a
-socket pair. The other end closes when the launcher has finished or was killed. The supervisor then kills all its
-descendants and exits. Why the supervisor is a separate process, and why it is the parent:
-- A killed launcher can't clean up. PR_SET_PDEATHSIG alone reaches only direct children, not the python process below a
-  ``bash -c "python train.py"``. It also fires when the *thread* that forked ends; the supervisor has only one thread,
-  so this can't happen there.
-- The supervisor is a child subreaper: any process that loses its parent becomes its child, even if that process has
-  left its process group by setsid. So if the supervisor kills children until none are left, it reaches every
-  descendant.
-- Only the supervisor forks, reaps and signals workers, so that no signal ever goes to a recycled process ID. Because
-  it has one thread, no other thread can hold a lock between fork and exec. If the supervisor itself is killed, the
-  kernel kills the workers (PR_SET_PDEATHSIG). The launcher, also a subreaper, kills the rest. A grandchild survives
-  only if launcher and supervisor are killed at the same instant.
+The supervisor is forked before the launcher has started a thread. The supervisor is the parent of all workers. It holds
+one end of a socket pair, whose other end closes when the launcher ends or is killed. The supervisor then kills all its
+descendants and exits. It is a separate process, and the parent of the workers, for these reasons:
+
+- A killed launcher can't clean up. PR_SET_PDEATHSIG alone reaches only direct children. It doesn't reach the Python
+  process that ``bash -c "python train.py"`` starts. PR_SET_PDEATHSIG also kills the children when the *thread* that
+  forked them ends. The supervisor has only one thread, so this can't happen.
+- The supervisor is a child subreaper. A descendant that loses its parent becomes a child of the supervisor, even if the
+  descendant has left its process group by setsid. So if the supervisor kills its children until it has none, it has
+  killed all its descendants.
+- Only the supervisor forks, reaps and signals workers. So a signal never goes to a process ID that now belongs to
+  another process. The supervisor has one thread, so no other thread can hold a lock between fork and exec.
+- If the supervisor itself is killed, the kernel kills the workers (PR_SET_PDEATHSIG). The launcher is also a subreaper,
+  and kills the workers' descendants. These survive only if launcher and supervisor are killed at the same instant.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Supervisor:
-    """The launcher's end of the connection to the supervisor, used from one thread."""
+    """The supervisor as the launcher uses it, through a socket. Used from one thread."""
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
         self._pid = pid
@@ -63,7 +64,7 @@ class Supervisor:
 
     @classmethod
     def fork(cls, command: Sequence[str]) -> Supervisor:
-        """Fork the supervisor, for workers that run `command`. Call this while the process has a single thread."""
+        """Fork the supervisor of workers that run `command`. This process must have only one thread."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         pid = os.fork()
@@ -74,7 +75,7 @@ class Supervisor:
                 _SupervisorProcess(theirs, list(command)).run()
                 status = 0
             finally:
-                os._exit(status)  # don't return into the launcher's code, and don't run its atexit handlers
+                os._exit(status)  # the supervisor must not return into the launcher's code or run its atexit handlers
         theirs.close()
         return cls(pid, ours)
 
@@ -85,30 +86,35 @@ class Supervisor:
     def start(
         self, key: int, environment: Mapping[str, str | None], cores: Iterable[int], stdout: int, stderr: int
     ) -> None:
-        """Start a worker with these changes to the launcher's environment.
+        """Start a worker. An event (`next_event`) reports whether this has succeeded.
 
-        Empty `cores`: all cores. An event reports the result.
+        Args:
+            key: the worker's key.
+            environment: changes to the launcher's environment. None removes a variable.
+            cores: the cores on which the worker may run. If this is empty, it may run on all cores.
+            stdout: the descriptor for the worker's stdout.
+            stderr: the descriptor for the worker's stderr.
         """
         message = {"start": key, "environment": dict(environment), "cores": sorted(cores)}
         with contextlib.suppress(OSError):  # the supervisor has ended; next_event reports that
             socket.send_fds(self._channel, [_encode(message)], [stdout, stderr])
 
     def signal(self, number: int, key: int | None = None) -> None:
-        """Send a signal to the process group of one worker, or to all groups.
+        """Send a signal to the process group of the worker `key`, or to the groups of all workers if `key` is None.
 
-        Do nothing if the worker has ended already.
+        A worker that has exited already gets no signal.
         """
         with contextlib.suppress(OSError):
             self._channel.send(_encode({"signal": number, "key": key}))
 
     def wake(self) -> None:
-        """Continue a stopped supervisor, which otherwise couldn't end the workers or itself."""
+        """Continue the supervisor if it is stopped (SIGSTOP). A stopped supervisor can't end the workers or itself."""
         if not self._reaped:
             with contextlib.suppress(OSError):
                 os.kill(self._pid, signal.SIGCONT)
 
     def remove_at_end(self, path: Path, inode: int) -> None:
-        """Remove the file after the launcher's end, if it still has this inode."""
+        """Let the supervisor remove a file after the launcher has ended, if the file still has this inode."""
         with contextlib.suppress(OSError):
             self._channel.send(_encode({"remove": str(path), "inode": inode}))
 
@@ -127,25 +133,26 @@ class Supervisor:
         self.wake()
         self._reaped = True
         self._channel.close()
-        # The supervisor never waits longer than this. If it hangs and is killed, its workers are killed with it.
+        # The supervisor itself never needs longer than this. If it hangs, it is killed, and the kernel kills its
+        # workers.
         deadline = run_time() + 1.5 * _PATIENCE_S
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
                 if run_time() >= deadline:
                     os.kill(self._pid, signal.SIGKILL)
                 time.sleep(_POLL_S)
-        # Descendants are left only if the supervisor was killed, or has stopped waiting for them.
+        # Descendants are left only if the supervisor was killed, or if they didn't exit while it waited for them.
         for pid in kill_descendants(_PATIENCE_S / 10):
             why = "gets no core on which it could end" if waits_for_a_core(pid) else "hangs in the kernel"
             _log.warning('process left behind: pid=%d reason="can\'t be killed now: it %s"', pid, why)
 
 
 def kill_descendants(patience_s: float = _PATIENCE_S) -> list[int]:
-    """Kill and reap every descendant of this process, which must be a subreaper. Return when none is left.
+    """Kill and reap all descendants of this process, which must be a subreaper. Return the descendants that are left.
 
-    Return earlier if no descendant has exited for `patience_s`. The returned processes hang in the kernel, are in a
-    frozen cgroup, or get no core. They exit as soon as they run again. Python's resource trackers get a moment to end
-    normally.
+    The function returns when no descendant is left, or when no descendant has exited for `patience_s` seconds. In the
+    second case, the remaining processes hang in the kernel, are in a frozen cgroup, or get no core. They exit as soon
+    as they run again. Python's resource trackers get some time to end without being killed.
     """
     deadline, trackers_until = run_time() + patience_s, run_time() + _TRACKERS_S
     while True:
@@ -167,9 +174,9 @@ def kill_descendants(patience_s: float = _PATIENCE_S) -> list[int]:
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """Return whether the process is a resource tracker, which removes a Python program's shared memory at its end.
+    """Return whether the process is a resource tracker, which removes a Python program's shared memory.
 
-    A resource tracker ends once the program and all its forked children have ended. If the tracker were killed, the
+    A resource tracker ends after the program and all its forked children have ended. If the tracker were killed, the
     files of these processes in /dev/shm would remain.
     """
     with contextlib.suppress(OSError):
@@ -178,12 +185,14 @@ def is_resource_tracker(pid: int) -> bool:
 
 
 def kill_group(leader: int, patience_s: float = _GROUP_S) -> None:
-    """Kill the rest of the process group of a leader that has exited and isn't reaped yet, except resource trackers.
+    """Kill the other processes in the process group of a leader that has exited. The leader must not be reaped yet.
 
-    1. When this returns, no process of the group runs, so no rank publishes anything after its exit is reported.
-    2. Children of this process are killed individually. Only this process reaps them, so their IDs aren't recycled in
-       the meantime. A killed process's children become children of this process, and are killed next.
-    3. If that takes too long, the whole group is killed.
+    1. When this function returns, no process in the group runs, except resource trackers. So a rank publishes nothing
+       after its exit has been reported.
+    2. If the group contains a resource tracker, this process kills those of its children that are in the group, one by
+       one. Only this process reaps these children, so their IDs can't come to belong to other processes meanwhile. When
+       a child has been killed, its own children become children of this process, and are killed next.
+    3. If this takes longer than `patience_s` seconds, the whole group is killed.
     """
     deadline = run_time() + patience_s
     while trackers := (rest := _children_in(leader)) and list(filter(is_resource_tracker, _with_their_children(rest))):
@@ -215,22 +224,22 @@ def _with_their_children(pids: Iterable[int]) -> list[int]:
 
 
 class _SupervisorProcess:
-    """The supervisor's process: a loop that handles requests of the launcher and exits of children."""
+    """The supervisor's process. Its loop handles the launcher's requests and the exits of its children."""
 
     def __init__(self, channel: socket.socket, command: list[str]) -> None:
         self._channel = channel
         self._command = command
-        # process ID -> key and process of each group leader
+        # process ID of a group leader -> its worker's key, and its process
         self._leaders: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
         self._remove: list[tuple[str, int]] = []
 
     def run(self) -> None:
-        os.setsid()  # the launcher handles Ctrl-C at the terminal
+        os.setsid()  # so that Ctrl-C at the terminal reaches only the launcher, which handles it
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         set_process_name("kungfu-guard")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-            if signal.getsignal(number) != signal.SIG_IGN:  # a signal that nohup ignores stays ignored in the workers
-                signal.signal(number, _nothing)  # exec resets a handler, but not SIG_IGN
+            if signal.getsignal(number) != signal.SIG_IGN:  # workers ignore a signal that nohup has set to ignored
+                signal.signal(number, _nothing)  # a worker doesn't inherit a handler, but would inherit SIG_IGN
         wake_in, wake_out = socket.socketpair()
         for end in (wake_in, wake_out):
             end.setblocking(False)
@@ -289,11 +298,11 @@ class _SupervisorProcess:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != supervisor:  # the supervisor was killed before the line above ran
                 os._exit(1)
-            # A shell's "&" makes the launcher's group ignore SIGINT; workers must not, because the launcher passes it
-            # on.
+            # If a shell starts the launcher with "&", the launcher ignores SIGINT. Workers must not ignore it, because
+            # the launcher passes this signal on to them.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             if cores:
-                # a cpuset may just have been rewritten; the worker then runs on any core
+                # This fails if the cpuset has just been changed. The worker then runs on any core.
                 with contextlib.suppress(OSError):
                     os.sched_setaffinity(0, cores)
 
@@ -317,7 +326,7 @@ class _SupervisorProcess:
     def _reap(self) -> None:
         while True:
             try:
-                # This call leaves the zombie, so that its process group can't be recycled before the rest of the group
+                # WNOWAIT leaves the zombie, so that no other process group can get its ID before the rest of the group
                 # is killed.
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
@@ -331,12 +340,12 @@ class _SupervisorProcess:
             _, status = os.waitpid(pid, 0)
             if leader is not None:
                 key, process = leader
-                # Otherwise Popen would wait for the process again.
+                # If the code weren't set here, Popen would wait for the process again.
                 process.returncode = os.waitstatus_to_exitcode(status)
                 self._tell(m.Exited(key, process.returncode))
 
     def _tell(self, event: m.Started | m.Exited) -> None:
-        with contextlib.suppress(OSError):  # the launcher has ended, and the loop notices that
+        with contextlib.suppress(OSError):  # if the launcher has ended, the loop notices that
             self._channel.send(encode(event))
 
 
@@ -354,6 +363,6 @@ def _prctl(option: int, value: int) -> None:
 
 
 def set_process_name(name: str) -> None:
-    """Set the name that ps and top show, to distinguish launcher and supervisor from other Python processes."""
+    """Set the name that ps and top show, so that launcher and supervisor differ from other Python processes."""
     with contextlib.suppress(OSError):
         _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)

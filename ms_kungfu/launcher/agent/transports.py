@@ -1,4 +1,4 @@
-"""The inter-host transports of cluster versions, and the connections that hosts make for them."""
+"""Create the inter-host transports of cluster versions, and the connections between hosts that they need."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ms_kungfu._core import TlsEnd
 
 CONNECTIONS_A_PAIR = 3
-_FOR_MODELS = 1  # how many of the connections of a pair carry models
+_FOR_MODELS = 1  # how many of the connections between two hosts carry models
 _WAIT_S = 20.0
 _MAX_WAITING = 1024
 _MAX_SHOWN = 200
 
 
 class Transport(Protocol):
-    """`_core.InterHostTransport`."""
+    """The interface of `_core.InterHostTransport`."""
 
     def connect(self, local_rank: int) -> tuple[int, int]: ...
     def lose_host(self, host: int) -> None: ...
@@ -46,34 +46,35 @@ def no_stores(peer: PeerID) -> int:
 
 
 def _drop(getting: asyncio.Task[Channel]) -> None:
-    """Ignore the result, since no task waits for it."""
+    """Close the connection that `getting` has returned, because no task waits for it."""
     if not getting.cancelled() and getting.exception() is None:
         getting.result().close()
 
 
-# Job, version, number of the attempt to make the version, calling host, and number of the connection.
+# Identifies a connection: the job, the cluster version, the number of the attempt to create the version's shared
+# memory, the calling host, and the number of the connection.
 _Named = tuple[str, int, int, str, int]
 
 
 @dataclass(eq=False)
 class Transports:
-    """Make this host's inter-host transports, in the event loop."""
+    """Create this host's inter-host transports. Used only in the agent's event loop."""
 
     machine: Machine
     hosts: Hosts
     port: int
     secret: bytes
-    job: str = ""  # the job's name, once it is known
-    silent_s: float | None = None  # for how many seconds the other end's operating system may not answer
+    job: str = ""  # the job's ID; "" if it isn't known yet
+    silent_s: float | None = None  # a connection ends if the other host's operating system is silent for this long
     strategy: str = "AUTO"
     find_store: FindStore = no_stores
     _expected: dict[_Named, asyncio.Future[Channel]] = field(default_factory=dict)
     _waiting: dict[_Named, asyncio.Future[None]] = field(default_factory=dict)
 
     async def make(self, cluster: Cluster, attempt: int, local_fd: int, board_fd: int) -> Transport:
-        """Make the transport of `cluster`, which has workers on this host and on other hosts.
+        """Create the transport of `cluster`, which has workers on this host and on other hosts.
 
-        Raise the error that prevents it. In that case nothing is left behind.
+        If this fails, raise the error and close all connections.
         """
         hosts, own = cluster.hosts, cluster.hosts.index(self.hosts.self_name)
         named = [(place, (self.job, cluster.version, attempt, hosts[max(place, own)], number))
@@ -110,12 +111,12 @@ class Transports:
                 close_all(fd for with_one in connections for fd in with_one)
                 for task in getting:
                     if task.cancel():
-                        task.add_done_callback(_drop)  # the cancelled task may still end normally, with a connection
+                        task.add_done_callback(_drop)  # the cancelled task may still return a connection
                     else:
                         _drop(task)
 
     async def _called(self, host: str, name: _Named) -> Channel:
-        """Make a connection to a host."""
+        """Return a connection that this host makes to `host`."""
         channel = await call(self.machine, self.hosts.own.address, Host(host).address, self.port, self.secret, MAKE_S)
         try:
             job, version, attempt, own, number = name
@@ -130,7 +131,7 @@ class Transports:
             raise
 
     async def _calls(self, name: _Named) -> Channel:
-        """Wait for the connection that another host makes."""
+        """Return a connection that another host makes to this host, as soon as there is one."""
         expected = self._expected[name] = asyncio.get_running_loop().create_future()
         try:
             if name in self._waiting and not self._waiting[name].done():
@@ -145,7 +146,7 @@ class Transports:
 
     async def take(self, channel: Channel, said: m.TransportConnection) -> bool:
         """Accept another host's connection for a transport. Return whether a transport now owns it."""
-        if self.job not in ("", said.job):  # a caller may know the job's name before this host does
+        if self.job not in ("", said.job):  # the calling host may know the job's ID before this host does
             raise ProtocolError(f"connection belongs to another job: {said.job[:_MAX_SHOWN]!r}")
         name = (said.job, said.version, said.attempt, said.host, said.number)
         if name not in self._expected:
@@ -163,7 +164,7 @@ class Transports:
             return False
         channel.send(m.Connected())
         await channel.flushed()
-        if expected.done():  # the waiting task has given up
+        if expected.done():  # `make` has given up
             return False
         expected.set_result(channel)
         return True

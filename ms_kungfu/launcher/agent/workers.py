@@ -1,6 +1,6 @@
-"""The worker processes of this host.
+"""Manage the worker processes on this host.
 
-They are started and signalled on the controller's orders, and reported to the controller.
+The controller orders which workers are started and signalled, and gets reports about them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,25 @@ from ms_kungfu.launcher.state.prestarted import lack_of_memory
 from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
-_MOST_ENDED = 1024  # the maximum number of workers whose exits a host can report
+_MOST_ENDED = 1024  # a host keeps the exits of this many workers, for a resync report
 _SPARE_DESCRIPTORS = 8  # kept free for requests to the config server, the memory of versions, and logs
 
 
 class HostWorkers:
-    """This host's workers, in the agent's event loop.
+    """This host's workers. Used only in the agent's event loop.
 
-    `send` sends a message to the current controller. `environment`: this host's changes to the environment of all
-    workers. `connected` returns how many processes have connected to the broker. `before_exit` is called before an
-    exit is reported, and `after_exit` after that. `words`: reasons of ranks that can't continue, reported with the
-    exit.
+    Args:
+        name: the host's name.
+        machine: the machine.
+        supervisor: the supervisor of the workers.
+        output: the workers' output.
+        environment: this host's changes to the environment of all workers.
+        send: sends a message to the current controller.
+        claims: the cores that the job has claimed on this host.
+        connected: returns how many processes are connected to the broker.
+        before_exit: called before an exit is reported.
+        after_exit: called after an exit has been reported.
+        words: returns why ranks can't continue; the result is reported together with an exit.
     """
 
     def __init__(
@@ -49,7 +57,7 @@ class HostWorkers:
         self._workers: dict[int, m.Worker] = {}
         self._cores: dict[int, tuple[int, ...]] = {}  # key -> cores of a running process
         self.cpu_isa = ""  # the limit on the workers' vector instructions
-        self._reported: dict[int, tuple[int | None, int | None]] = {}  # pid and exit code in the last report
+        self._reported: dict[int, tuple[int | None, int | None]] = {}  # key -> pid and exit code in the last report
         self._is_guardless = False  # whether the supervisor and therefore all workers have ended
         self._loop.add_reader(supervisor.fileno(), self._on_supervisor)
 
@@ -61,13 +69,13 @@ class HostWorkers:
         return self._pids
 
     def cores(self) -> tuple[list[int], tuple[int, ...]]:
-        """Release the cores that no worker uses any more, and return the job's current cores (`CoreClaims.look`)."""
+        """Release the cores that no worker uses any more. Return the job's present cores (`CoreClaims.look`)."""
         if self._cores:
             self._claims.narrow({core for cores in self._cores.values() for core in cores})
         return self._claims.look()
 
     def exit_codes(self) -> set[int | None]:
-        """Return the exit code of each worker, or None for a running one."""
+        """Return the set of the workers' exit codes. It contains None if a worker is still running."""
         return {worker.code for worker in self._workers.values()}
 
     # ---- orders of the controller ----
@@ -75,7 +83,7 @@ class HostWorkers:
     def start(self, launch: m.Launch) -> None:
         machine, environment = self._machine, launch.environment
         for key in [key for key, worker in self._workers.items() if worker.code is not None][:-_MOST_ENDED]:
-            del self._workers[key]  # no controller needs the entry of this worker any more
+            del self._workers[key]  # the entry is so old that no controller needs it
         if launch.needs:
             taken = max(map(machine.taken_bytes, self._pids.values()), default=0)
             if why := lack_of_memory(launch.needs, machine.free_bytes(), taken):
@@ -102,12 +110,12 @@ class HostWorkers:
     def _start(self, launch: m.Launch) -> None:
         environment = {**launch.environment, **self._environment}
         if "PYTHONUNBUFFERED" not in self._machine.environ:
-            # Output goes to a pipe. Without this setting it arrives late and in blocks, and is lost if a worker is
-            # killed.
+            # The output goes to a pipe. Without this setting, Python would write it late and in blocks, and output
+            # would be lost if a worker is killed.
             environment["PYTHONUNBUFFERED"] = "1"
         if self._machine.environ.get("MS_ENABLE_GRACEFUL_EXIT") == "1":
-            # MindSpore would take this value for the size of its own communication, which isn't used, and would
-            # average over it.
+            # With graceful exit, MindSpore would take RANK_SIZE for the number of ranks of its own communication, which
+            # isn't used, and would average over this number.
             environment[env.RANK_SIZE.name] = None
         if launch.threads is not None and "OMP_NUM_THREADS" not in self._machine.environ:
             environment["OMP_NUM_THREADS"] = str(launch.threads)
@@ -123,9 +131,9 @@ class HostWorkers:
             close_all((stdout, stderr))
 
     def _allowed(self, launch: m.Launch) -> tuple[int, ...]:
-        """Return the cores of a worker.
+        """Return the cores to which a worker is pinned.
 
-        The result is empty if a rewritten cpuset has taken all of them from the host.
+        The result is empty if this host may no longer use any of them, because its cpuset has changed.
         """
         allowed = self._machine.allowed_cores() if launch.cores else []
         if launch.cores and not set(launch.cores).intersection(allowed):
@@ -137,33 +145,36 @@ class HostWorkers:
         return launch.cores
 
     def _check_descriptors(self) -> None:
-        """Raise OSError if another joining worker would use up the last file descriptors.
+        """Check that the launcher keeps enough free file descriptors if it starts another joining worker.
 
-        Without free descriptors the launcher could accept neither the workers that are starting, nor a request that
-        corrects a mistaken size.
+        Without free descriptors, the launcher couldn't accept the connections of workers that are starting. It couldn't
+        read a resize request that corrects a size that is too large either.
+
+        Raises:
+            OSError: too few file descriptors are free.
         """
         alive = sum(worker.code is None for worker in self._workers.values())
         if self._machine.spare_descriptors() < 4 + max(0, alive - self._connected()) + _SPARE_DESCRIPTORS:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def assign(self, said: m.Assign) -> None:
-        """Assign a slot to a standby, and show its output."""
+        """Assign a slot to a standby, and show the standby's output from now on."""
         worker = self._workers[said.key]
         worker.peer, worker.incarnation, worker.rank = said.peer, said.incarnation, said.rank
         self._output.place(said.key, said.rank)
         self._output.release(said.key)
 
     def placed(self, peer: str, incarnation: int, rank: int | None) -> None:
-        """Note the rank that a worker is about to get; None: it has left the cluster."""
+        """Record the rank that a worker is about to get; None if the worker has left the cluster."""
         for key, worker in self._workers.items():
             if worker.code is None and (worker.peer, worker.incarnation) == (peer, incarnation):
                 self._output.place(key, rank)
 
     def failure_block(self, failed: int | None) -> Callable[[], str] | None:
-        """Return what makes the block about the failure that ends the job, once all output has been read.
+        """Return a function that describes the failure that ends the job. It may be called when all output is read.
 
-        `failed`: the key of the process that failed. None if it isn't one of this host, or if its last lines are the
-        last lines of the job's output anyway.
+        Return None if the process with the key `failed` isn't on this host. Also return None if the description isn't
+        needed, because the process's last lines are the last lines of the job's output.
         """
         first = None if failed is None else self._workers.get(failed)
         if first is None or (len(self._workers) == 1 and self._output.shows_workers):
@@ -212,7 +223,7 @@ class HostWorkers:
         worker = self._workers[event.key]
         worker.code, worker.error = event.code, event.error
         self._cores.pop(event.key, None)
-        self._before_exit()  # the cause of an ended exchange is reported before the failures that follow from it
+        self._before_exit()  # a failed transport is reported before the failures of workers that it has caused
         self._tell_exited(worker)
 
     def _tell_started(self, worker: m.Worker) -> None:
@@ -224,12 +235,12 @@ class HostWorkers:
         self._send(m.Exited(worker.key, worker.code, worker.error, self._words()))
 
     def report(self) -> list[m.Worker]:
-        """Report the processes to the next controller."""
+        """Return what the resync report to the next controller says about the workers."""
         self._reported = {key: (worker.pid, worker.code) for key, worker in self._workers.items()}
         return list(self._workers.values())
 
     def tell_what_is_new(self) -> None:
-        """Report to the controller what has changed since the `report` that it got."""
+        """Report to the controller what has changed since it got the result of `report`."""
         for key, worker in self._workers.items():
             pid, code = self._reported.get(key, (None, None))
             if pid is None and worker.pid is not None:

@@ -1,1 +1,1 @@
-"""Define the rules and values that controller and agents share: pure code and interfaces."""
+"""Define the rules and values that the controller and the agents share: pure functions, data classes, interfaces."""

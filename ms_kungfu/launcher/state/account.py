@@ -1,4 +1,4 @@
-"""Sum up the events of a job, in bounded memory, for the summary at its end. Pure."""
+"""Add up a job's events, in bounded memory, for the summary that is logged when the job ends. Pure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class JobAccount:
     began: e.Event | None = None  # the JobStarted or LeaderChanged event
     ended: e.JobEnded | None = None
     last: float = 0.0
-    steps: int = 0  # the last step; a job that resumes begins with a later step than the first
-    committed: int = 0  # the number of steps that these events contain, like the samples
+    steps: int = 0  # the number of the last step; a job that resumes from a checkpoint doesn't begin with step 1
+    committed: int = 0  # how many steps these events report
     samples: int = 0
     committed_s: float = 0.0
     measured_s: float = 0.0  # the wall time that the statistics cover
     loss: float | str | None = None
-    sizes: list[tuple[float, int]] = field(default_factory=list)  # (start time, workers) of the most recent sizes
+    sizes: list[tuple[float, int]] = field(default_factory=list)  # (start time, number of workers), one per size
     failures: int = 0
     stalls: int = 0
     stalled_s: float = 0.0
@@ -86,11 +86,11 @@ class JobAccount:
 
     @property
     def goodput(self) -> float | None:
-        """Return the share of the wall time that went into committed steps; None if no step was reported."""
+        """Return the fraction of the wall time that went into committed steps; None if no step was reported."""
         return min(1.0, self.committed_s / self.seconds) if self.committed_s and self.seconds else None
 
     def summary(self, logdir: str | None) -> list[str]:
-        """Return at most `MOST_LINES` lines of key=value pairs; none if the job never started."""
+        """Return at most `MOST_LINES` lines of key=value pairs; an empty list if the job never started."""
         if self.began is None:
             return []
         code = "" if self.ended is None else f" exit_code={self.ended.exit_code}"
@@ -141,7 +141,7 @@ class JobAccount:
 
 
 def spell(seconds: float) -> str:
-    """Return a duration in a form that is easy to read."""
+    """Return a duration as text, e.g. "2 h 5 min", "3 min 20 s" or "1.25 s"."""
     for unit, name in _SECONDS:
         if seconds >= unit:
             smaller = seconds % unit
@@ -151,7 +151,7 @@ def spell(seconds: float) -> str:
 
 
 def number_of(value: float | str) -> str:
-    """Return a measured number with five digits."""
+    """Return a measured number as text, with five digits."""
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 

@@ -1,7 +1,7 @@
-"""Make the decisions for a job as a whole, each with a reason. Pure: the hosts' reports are the input.
+"""Make the decisions for a job as a whole, and give a reason for each. Pure: the input is what the hosts report.
 
-Two modules contribute: `policy` decides what follows from an event. `versions` decides which processes adopt which
-cluster version, and when.
+Two other modules contribute. `policy` decides how the job reacts to an event. `versions` decides which processes
+adopt which cluster version, and when.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ _RESTART_WINDOW_S = 300.0
 
 
 class Coordinator:
-    """Keep the desired cluster, the failures so far, and the slots that need a replacement.
+    """Keep the desired cluster, the failures so far, and the slots that need a new worker.
 
-    Times are in seconds of the caller's clock.
+    Times are in seconds, by the caller's clock.
     """
 
     def __init__(self, options: Options, first: Cluster) -> None:
         self._options = options
-        self.hosts = options.hosts  # also contains hosts that failed or left, with their states
+        self.hosts = options.hosts  # this includes hosts that have failed or left, with their states
         self.newest = first  # the newest version that the job can run
         self.last_version = first.version  # the newest version in the store, even if the job can't run it
         self.finishing = False  # whether a member has finished its program
-        self.leaving: set[PeerID] = set()  # members that may leave
+        self.leaving: set[PeerID] = set()  # members that have permission to leave
         self.vacant: list[int] = []  # slots that need a new worker
-        self.pausing: list[int] = []  # slots that need a new worker after a pause; all of them have the same pause
-        self._filled: dict[int, list[float]] = {}  # slot -> times at which a replacement got it
-        self._late: dict[int, int] = {}  # slot -> number of consecutive joining workers that weren't ready in time
+        self.pausing: list[int] = []  # slots that get a new worker after a pause, which is the same for all of them
+        self._filled: dict[int, list[float]] = {}  # slot -> times at which a replacement worker got the slot
+        self._late: dict[int, int] = {}  # slot -> how many joining workers in a row weren't ready in time
         self._state = Situation(recover=options.recover, min_size=options.min_size, max_restarts=options.max_restarts)
 
     def decide(self, event: WorkerExited | WorkerWorksOn, count: Headcount) -> Verdict:
-        """Return what to do about `event`."""
+        """Return how the job reacts to `event`."""
         return policy.decide(event, replace(self._state, **vars(count), finished=self.finishing))
 
     def takes_over(self, lost: Sequence[PeerID], count: Headcount) -> Verdict | None:
-        """Return how the job ends if no member is left when a controller takes over, or else None.
+        """Return how the job ends if no member is left when a controller takes over; None if a member is left.
 
-        `lost`: members of the committed cluster on hosts that are recorded as lost. No agent can report the exits of
-        these members.
+        `lost`: the members of the committed cluster that were on lost hosts. No agent can report that these members
+        have exited.
         """
         if lost:
             lost_worker = f"worker {lost[0]} was on host {lost[0].host}, which was lost"
@@ -59,15 +59,15 @@ class Coordinator:
         self._state.first_to_finish = self._state.first_to_finish or who
 
     def member_failed(self, exited: WorkerExited) -> bool:
-        """Record a failure. Return true if this is the first failure that a program caused.
+        """Record a failure. Return whether this is the first failure that a worker's program caused.
 
-        The job then ends with the exit code of that program.
+        If it is, the job will end with the exit code of that program.
         """
         code, error, logs = exited.code, exited.error, exited.logs
         reason = f"{exited.who} {error or policy.how_it_ended(code)}"
         failure = Failure(reason, policy.exit_code_of(code), bool(error), exited.key)
         self._state.first_failure = self._state.first_failure or failure
-        # A worker that couldn't be started, or was killed, has an `error`: its program didn't fail.
+        # `error` is set if a worker was killed or couldn't be started. In both cases its program didn't fail.
         if error or not policy.fails_by_itself(code) or self._state.program_failure is not None:
             return False
         named = f", see {logs}" if logs else ""
@@ -76,7 +76,7 @@ class Coordinator:
 
     @property
     def failures(self) -> tuple[Failure | None, Failure | None]:
-        """Return the first failure that the job survived, and the first failure that a program caused."""
+        """Return the first failure that the job survived, and the first failure that a worker's program caused."""
         return self._state.first_failure, self._state.program_failure
 
     def resume_failures(self, first: Failure | None, programs: Failure | None) -> None:
@@ -85,17 +85,21 @@ class Coordinator:
     # ---- slots ----
 
     def restarts_of(self, slot: int, now: float) -> int:
-        """Return how many replacements recently got this slot."""
+        """Return how many replacement workers got this slot in the last `_RESTART_WINDOW_S` seconds."""
         recent = [when for when in self._filled.get(slot, ()) if now - when < _RESTART_WINDOW_S]
         self._filled[slot] = recent
         return len(recent)
 
     def count_late(self, slot: int, is_late: bool) -> int:
-        """Record that a process in this slot has exited.
+        """Record that a process in this slot has exited, and count the processes in a row that weren't ready to join.
 
-        Return the number of consecutive processes that weren't ready to join.
+        Args:
+            slot: the slot of the exited process.
+            is_late: whether the exited process wasn't ready to join in time.
 
-        `is_late`: whether this process wasn't ready in time. If so, the number includes it.
+        Returns:
+            How many processes in a row weren't ready in time in this slot, including the exited process. 0 if the
+            exited process was ready in time.
         """
         self._late[slot] = self._late.get(slot, 0) + 1 if is_late else 0
         return self._late[slot]
@@ -110,16 +114,16 @@ class Coordinator:
     # ---- the desired cluster ----
 
     def members_to_leave(self, living: Collection[PeerID]) -> set[PeerID]:
-        """Return the members that may leave or whose host leaves; empty if no other member would be left.
+        """Return the members that leave, or whose host leaves; an empty set if no other member would be left.
 
-        Leaving hosts are looked up at each call, because another writer may not know that a host leaves. It may list
-        the host's workers again or add workers there.
+        Each call looks up the leaving hosts again. Another writer of the cluster may not know that a host leaves. That
+        writer may list the host's workers again or add workers on the host.
         """
         leaving = self.leaving | self.going(living)
         return set() if leaving.issuperset(living) else leaving
 
     def going(self, living: Collection[PeerID]) -> set[PeerID]:
-        """Return the workers on hosts that are draining or were removed."""
+        """Return the workers on hosts that are draining or have been removed."""
         removed = self.hosts.leaving | self.hosts.lost
         return {peer for peer in {*self.newest.workers, *living} if peer.host in removed}
 
@@ -129,14 +133,14 @@ class Coordinator:
         """Return the cluster to write now, as described in `revised`.
 
         Raises:
-            ValueError: no port is free for a new worker.
+            ValueError: a new worker needs a port, but none is free.
         """
         removed = {*ended, *self.members_to_leave(living)}
         ports = [port for port in self._options.ports if port not in taken_ports]
         last_version = max(last_version, self.last_version)
         newest, slots = self.hosts.described(self.newest), self.hosts.slots_by_host
         if slots is not None and len(slots) < len(self.hosts.each):
-            # Don't count vacant slots that were on removed hosts.
+            # Slots on removed hosts can't get a new worker, so they no longer count as vacant.
             left = sum(worker not in removed for worker in newest.workers)
             del self.vacant[max(0, sum(slots.values()) - left) :]
         return policy.revised(
@@ -144,30 +148,30 @@ class Coordinator:
         )
 
     def has_other_hosts(self, cluster: Cluster) -> bool:
-        """Return whether `cluster` lists slots that don't exist, or lacks slots that do.
+        """Return whether the slots that `cluster` lists differ from the slots of the job's present hosts.
 
-        In that case the same workers adopt one more version. Hosts change rarely, and such a change costs milliseconds.
+        If they differ, the same workers adopt one more version. That takes milliseconds, and hosts change rarely.
         """
         return cluster.slots != self.hosts.described(cluster).slots
 
     def accept(
         self, cluster: Cluster, own: bool, ended: Collection[PeerID], living: Collection[PeerID]
     ) -> list[PeerID]:
-        """Make `cluster` the desired cluster. Return its joining workers that take the slots of failed workers.
+        """Make `cluster` the desired cluster. Return the joining workers that take the slots of failed workers.
 
         Args:
-            own: true if the controller wrote it. If another writer wrote it, its size is the size that the
-                writer wants.
+            own: whether the controller wrote `cluster`. If another writer wrote it, the size of `cluster` is the size
+                that the writer wants.
             ended: the workers of `cluster` that have exited.
             living: the members that are running.
         """
         before, self.newest = self.newest, cluster
         if not own:
-            # Only workers that the cluster still lists are replaced.
+            # If the new cluster no longer lists a failed worker, no other worker replaces it.
             self.end_pause()
             del self.vacant[: max(0, len(self.vacant) - len(ended))]
             return []
         joining = [peer for peer in cluster.workers if peer not in before.workers]
-        # If no other member has the training state, a leaving member stays, and takes the slot of a failed worker.
+        # If a leaving member is the only one that has the training state, it stays and takes a failed worker's slot.
         del self.vacant[: sum(peer in living for peer in joining)]
         return [peer for peer in joining if peer not in living]

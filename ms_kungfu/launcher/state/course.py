@@ -1,4 +1,4 @@
-"""Track the progress of a job and the outcome that ends it. Pure."""
+"""Track the state of a job and the outcome with which it ends. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class JobCourse:
-    """The progress of a job.
+    """The state of a job, from its start to its end.
 
-    `on_change` is called with the reason if workers leave or are replaced. `on_end` is called once, at the end. The job
-    ends with a `Verdict`, or without one if it never started or another host now controls it.
+    If workers leave or are replaced, `on_change` is called with the reason. When the job ends, `on_end` is called once.
+    The job ends with a `Verdict`. It ends without a `Verdict` if it never started or if another host now controls it.
     """
 
     on_change: Callable[[str], None]
@@ -37,11 +37,11 @@ class JobCourse:
 
     @property
     def has_ended_well(self) -> bool:
-        """Return whether the job is complete, so that it ends its running workers."""
+        """Return whether the job is complete. A complete job ends the workers that still run."""
         return self.verdict is not None and self.verdict.action is Action.FINISH
 
     def settle(self, verdict: Verdict) -> bool:
-        """Apply the outcome to the job as a whole. Return whether the job continues."""
+        """Apply a decision about an event to the job as a whole. Return whether the job continues."""
         if self.is_over:
             return False
         if verdict.action in (Action.FINISH, Action.FAIL):
@@ -64,17 +64,17 @@ class JobCourse:
         self.settle(policy.interrupted(number, where))
 
     def begins(self) -> None:
-        """Record that the first version is committed, perhaps by another controller."""
+        """Record that the first cluster version is committed, perhaps by an earlier controller."""
         if not self.is_over:
             self.to(JobState.RUNNING)
 
     def resized(self, is_newest: bool) -> None:
-        """Record that a version is committed. `is_newest`: true if no newer version is desired."""
+        """Record that a cluster version is committed. `is_newest`: true if no newer version is desired."""
         if self.state in (JobState.RUNNING, JobState.RESIZING):
             self.to(JobState.RUNNING if is_newest else JobState.RESIZING)
 
     def resizes(self) -> None:
-        """Record that a newer version is desired."""
+        """Record that a newer cluster version is desired."""
         self.resized(is_newest=False)
 
     def finishes(self) -> None:

@@ -1,9 +1,9 @@
-"""Find workers that hang: workers whose heartbeat count doesn't change. Pure: the caller passes the time.
+"""Find workers that hang, which means that their heartbeat count doesn't change. Pure: the caller passes the time.
 
-A separate thread of each worker counts heartbeats. A worker that has sent no heartbeat yet is importing or compiling.
-It counts as hung only while it is stopped (SIGSTOP). A worker whose heartbeat thread waits for a core doesn't hang:
-the machine lacks cores, and the thread will continue. The worker's other threads don't matter, because computing
-threads spin.
+A separate thread in each worker counts heartbeats. A worker that has counted no heartbeat yet is importing or
+compiling. Such a worker counts as hung only while it is stopped (SIGSTOP). A worker whose heartbeat thread waits for a
+core doesn't hang, because the thread continues as soon as it gets a core. The states of the worker's other threads
+don't matter: threads that compute spin, so they are runnable even in a worker that hangs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _HEART = "kungfu-beat"  # heartbeat.cc starts this thread
 
 
 class HangWatch:
-    """Find the workers whose count hasn't changed for `limit_s` seconds.
+    """Find the workers whose heartbeat count hasn't changed for `limit_s` seconds.
 
-    The counts are checked every `period_s` seconds.
+    The caller checks the counts every `period_s` seconds.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -40,12 +40,17 @@ class HangWatch:
         stopped: Collection[int] = (),
         is_starved: Callable[[int], bool] = lambda key: False,
     ) -> list[int]:
-        """Return the keys of the workers that hang, from the heartbeat counts of all workers.
+        """Return the keys of the workers that hang.
 
-        A worker without a count hasn't begun its heartbeat. `stopped`: the workers that are stopped now. `is_starved`
-        is called for workers whose count hasn't changed.
+        Args:
+            now: in seconds.
+            beats: the heartbeat count of each worker. The count is an empty tuple before the first heartbeat.
+            stopped: the workers that are stopped now (SIGSTOP).
+            is_starved: returns whether a worker's heartbeat thread waits for a core. It is called for workers whose
+                count hasn't changed.
         """
-        # If the launcher itself has not run for a while, the workers may not have run either.
+        # If the launcher itself hasn't run for a while, the workers may not have run either. So a long gap counts as
+        # `_MAX_GAP_S`.
         passed = 0.0 if self._last_look is None else min(now - self._last_look, _MAX_GAP_S)
         self._last_look = now
         self._still_s = {
@@ -68,20 +73,20 @@ def is_stopped(pid: int) -> bool:
 
 
 def is_starved(pid: int) -> bool:
-    """Return whether a worker's heartbeat thread is waiting for a core; with a core it would have counted.
+    """Return whether a worker's heartbeat thread couldn't count because it is waiting for a core.
 
-    `pid` may be the PID of a script whose child is the worker.
+    `pid` is the worker's PID, or the PID of a script that started the worker.
     """
     return any(_is_runnable(task) for each in (pid, *descendants(pid)) for task in _threads(each, _HEART))
 
 
 def waits_for_a_core(pid: int) -> bool:
-    """Return whether a thread of the process, which got SIGKILL, is waiting for a core."""
+    """Return whether a process that got SIGKILL hasn't ended because one of its threads is waiting for a core."""
     return any(map(_is_runnable, _threads(pid)))
 
 
 def _threads(pid: int, name: str = "") -> list[Path]:
-    """Return the threads of the process with this name; none if the process has exited."""
+    """Return the process's threads with this name (by default all threads); none if the process has exited."""
     found = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -92,7 +97,7 @@ def _threads(pid: int, name: str = "") -> list[Path]:
 
 
 def _is_runnable(task: Path) -> bool:
-    """Return whether the thread is running, or is waiting only for a core."""
+    """Return whether the thread is running or is waiting for nothing but a core."""
     with contextlib.suppress(OSError):
         return stat_of(f"{task.parts[2]}/task/{task.name}")[0] == "R"
     return False

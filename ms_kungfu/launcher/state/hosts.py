@@ -1,4 +1,4 @@
-"""Convert ``-H`` and ``-port-range`` to the first cluster, and check which clusters the hosts can run."""
+"""Derive the first cluster from ``-H`` and ``-port-range``, and check which clusters the hosts can run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ms_kungfu.launcher.state.states import NodeState
 
 _log = logging.getLogger(__name__)
 _LOOK_UP_AGAIN_S = 1.0
-MANY_PER_CORE = 4  # a resize to more workers per core than this looks like a mistake
+MANY_PER_CORE = 4  # a resize request for more workers per core than this is probably a mistake
 DEFAULT_HOST = "127.0.0.1"
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9.])?")
 
@@ -41,10 +41,13 @@ class HostError(ValueError):
 
 @dataclass(frozen=True)
 class Host:
-    """An entry of ``-H``: a host, named as in the workers' addresses. An IPv6 address is in brackets.
+    """One host of ``-H``.
 
-    `slots`: None allows as many workers as are requested and fit in memory. 0 means that the head node runs no
-    workers. `public`: the address for ssh, if it differs.
+    Args:
+        name: the host as it is written in the workers' addresses. An IPv6 address is in brackets.
+        slots: how many workers the host may run. None allows as many workers as are requested and fit into memory. 0 is
+            for a head node that runs no workers.
+        public: the address for ssh, if it differs from `name`.
     """
 
     name: str = DEFAULT_HOST
@@ -61,7 +64,7 @@ class Host:
 
     @property
     def login(self) -> str:
-        """Return the destination for ssh."""
+        """Return the host's address for ssh."""
         return (self.public or self.name).strip("[]")
 
 
@@ -69,12 +72,16 @@ class Host:
 class Hosts:
     """The hosts of a job, in the order of ``-H``.
 
-    `self_name`: this machine's host. `head_name`: the host that controls the job, because it runs the config server or
-    is closest to it. By default it is the first host. `most`: the limit on the number of workers, if there is one.
-    `placement`: how workers are assigned to hosts (`Cluster.resized`).
-
-    `ports`: the ports of all workers, if a worker's port determines its slot (``--msrun``). `states`: the states of
-    hosts that are no longer active. `joinable`: whether other hosts may join even if the job starts with one host.
+    Args:
+        each: the hosts.
+        self_name: the name of the host that is this machine.
+        head_name: the name of the host that controls the job. This is the host that runs the config server or is
+            closest to it; by default it is the first host.
+        most: the limit on the number of workers, if there is one.
+        placement: how workers are assigned to hosts (`Cluster.resized`).
+        ports: the ports of all workers, if a worker's port determines its slot (``--msrun``).
+        states: the states of the hosts that are no longer active.
+        joinable: whether other hosts may join even if the job starts with one host.
     """
 
     each: tuple[Host, ...] = (Host(),)
@@ -95,7 +102,7 @@ class Hosts:
 
     @property
     def is_several(self) -> bool:
-        """Return whether the job has or may get several hosts. A single host that others may join counts, too."""
+        """Return whether the job has several hosts, or may get more hosts because others may join."""
         return len(self.each) > 1 or self.joinable
 
     @property
@@ -116,24 +123,24 @@ class Hosts:
 
     @property
     def slots_by_host(self) -> dict[str, int] | None:
-        """Return the slots of the hosts that stay; None if there is no limit (possible only with a single host)."""
+        """Return the number of slots of each active host; None if a single host has no limit."""
         if self.each[0].slots is None:
             return None
         return {host.name: host.slots or 0 for host in self.staying}
 
     @property
     def staying(self) -> tuple[Host, ...]:
-        """Return the hosts that may get new workers."""
+        """Return the active hosts, which are the ones that may get new workers."""
         return tuple(host for host in self.each if self.state_of(host.name) is NodeState.ACTIVE)
 
     @property
     def limit(self) -> str | None:
-        """Return the slots in the format of KUNGFU_HOSTS."""
+        """Return the active hosts with their slots, in the format of KUNGFU_HOSTS."""
         return None if self.slots_by_host is None else ",".join(map(str, self.staying))
 
     @property
     def slots(self) -> int | None:
-        """Return the total number of slots of all hosts."""
+        """Return the total number of slots of the active hosts; None if there is no limit."""
         return None if self.slots_by_host is None else sum(self.slots_by_host.values())
 
     def state_of(self, name: str) -> NodeState:
@@ -155,26 +162,26 @@ class Hosts:
         return replace(self, states=tuple(each for each in states.items() if each[1] is not NodeState.ACTIVE))
 
     def letting_go(self, name: str) -> Hosts:
-        """Return these hosts with `name` marked as leaving."""
+        """Return a copy in which the host `name` is marked as leaving."""
         return self._to(name, NodeState.DRAINING)
 
     def without(self, name: str) -> Hosts:
-        """Return these hosts with `name` marked as removed, because it failed or left."""
+        """Return a copy in which the host `name` is marked as removed, because it failed or left."""
         return self._to(name, NodeState.REMOVED)
 
     def joined_by(self, host: Host) -> Hosts:
-        """Return these hosts with a new host, or with a lost host back at its position."""
+        """Return a copy with a new host at the end, or with a lost host active again at its old position."""
         known = host.name in self.names
         each = tuple(host if old.name == host.name else old for old in self.each) + (() if known else (host,))
         return replace(self._to(host.name, NodeState.ACTIVE) if host.name in self.lost else self, each=each)
 
     @property
     def max_workers(self) -> int:
-        """Return the limit on the number of workers of the job."""
+        """Return how many workers the job may have at most."""
         return min(MAX_WORKERS_OF_HOSTS if self.is_several else MAX_WORKERS, self.most or MAX_WORKERS_OF_HOSTS)
 
     def has_room(self, size: int) -> bool:
-        """Return whether `size` workers fit."""
+        """Return whether the hosts have enough slots for `size` workers, and the job may have that many."""
         return size <= (self.max_workers if self.slots is None else min(self.slots, self.max_workers))
 
     def first_cluster(self, size: int, ports: range, control_port: int, version: int) -> Cluster:
@@ -198,23 +205,24 @@ class Hosts:
             raise HostError(
                 f"-port-range {ports[0]}-{ports[-1]}: too small for {counted(most, 'worker')}; give a larger range"
             )
-        # Ranks are sorted by host, so that neighbouring ranks are on the same host, regardless of the assignment order.
+        # Ranks are sorted by host, so that neighbouring ranks are on the same host. The order in which workers were
+        # assigned to hosts doesn't matter.
         workers = tuple(PeerID(name, ports[i]) for name, count in self._dealt(size).items() for i in range(count))
         return self.described(Cluster(workers, runners, version))
 
     def described(self, cluster: Cluster) -> Cluster:
-        """Add the host information that a client needs to resize `cluster`; for a single host add nothing."""
+        """Return `cluster` with the host information that a client needs to resize it. A single host needs none."""
         if not self.is_several:
             return cluster
         runners = {runner.host: runner for runner in cluster.runners}
         port = next((runner.port for runner in cluster.runners), None)
-        if port is not None:  # otherwise its writer doesn't use runners
+        if port is not None:  # without runners there is no port: the writer of `cluster` doesn't use runners
             named = (runners.get(host.name, PeerID(host.name, port)) for host in self.staying)
             cluster = replace(cluster, runners=tuple(named))
         return replace(cluster, slots=self.slots_by_host, placement=self.placement)
 
     def _dealt(self, size: int) -> dict[str, int]:
-        """Return how many workers each host gets."""
+        """Return how many of `size` workers each host gets."""
         count = dict.fromkeys(self.names, 0)
         for _ in range(size):
             count[next_host(count, self.names, self.slots_by_host, self.placement)] += 1
@@ -222,7 +230,7 @@ class Hosts:
 
     @property
     def _most(self) -> str:
-        """Return the limit on the job's size, with the remedy."""
+        """Return the part of an error message that states the limit on the job's size and the remedy."""
         if self.most == self.max_workers:
             return f"at most {counted(self.most, 'worker')} by -msrun-size; request fewer"
         if self.is_several:
@@ -231,7 +239,7 @@ class Hosts:
 
     def _check_each(self, workers: Mapping[str, int]) -> None:
         if not self.is_several:
-            return  # only the limit of the job applies
+            return  # a single host has no limit of its own; only the job's limit applies
         for name, count in workers.items():
             if count > MAX_WORKERS_OF_EACH:
                 raise HostError(
@@ -245,10 +253,17 @@ class Hosts:
         ended: Collection[PeerID] = (),
         going: Collection[PeerID] = (),
     ) -> None:
-        """Raise HostError if these hosts can't run `cluster`, or if no living member would keep the training state.
+        """Check that these hosts can run `cluster`, and that a living member would keep the training state.
 
-        `members`: the living members; if there are none, the state doesn't matter. If the writer lists workers in
-        `ended` or `going` (workers that leave with their host), it may not know that these workers end.
+        Args:
+            cluster: the cluster to check. Its writer may list workers of `ended` and `going` on removed or leaving
+                hosts, because it may not know yet that these workers end.
+            members: the living members. If there are none, there is no training state to keep.
+            ended: the workers that have exited.
+            going: the workers that leave together with their host.
+
+        Raises:
+            HostError: the hosts can't run `cluster`, or no member would keep the training state.
         """
         strangers = [str(w) for w in cluster.workers if w.host not in self.names]
         if strangers:
@@ -257,14 +272,16 @@ class Hosts:
             )
         for worker in cluster.workers:
             if worker.host in self.lost and worker not in ended:
-                raise HostError(f"worker {worker} is on host {worker.host}, which is lost; leave it out")
+                raise HostError(f"worker {worker} is on host {worker.host}, which is lost; remove the worker")
             if worker.host in self.leaving and worker not in going and worker not in ended:
-                raise HostError(f"worker {worker} is on host {worker.host}, which is leaving the job; leave it out")
+                raise HostError(
+                    f"worker {worker} is on host {worker.host}, which is leaving the job; remove the worker"
+                )
         on_each = Counter(worker.host for worker in cluster.workers)
         for name, count in on_each.items():
             slots = self.named(name).slots
             if slots is not None and count > slots:
-                if self.is_several:  # the host may have joined with its own number of slots
+                if self.is_several:  # a host that has joined isn't in `-H`, and has its own number of slots
                     raise HostError(
                         f"{counted(count, 'worker')} on {name}: that host has {counted(slots, 'slot')}; request fewer"
                     )
@@ -286,7 +303,7 @@ class Hosts:
 
 
 def parse_ports(text: str) -> range:
-    """Parse ``-port-range``."""
+    """Return the ports that the value of ``-port-range`` means."""
     try:
         return env.port_range(text)
     except ValueError:
@@ -318,11 +335,11 @@ def _is_count(text: str) -> bool:
 
 
 def _name(text: str) -> str:
-    """Normalise a name so that it is equal on all hosts: one form per address, names in lower case."""
+    """Return a name or address in its normal form, which is the same on all hosts. Names get lower case."""
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     try:
         address = ipaddress.ip_address(bare)
-        if "%" in bare:  # an IPv6 scope names a network interface of this machine only
+        if "%" in bare:  # an IPv6 scope names a network interface, so it is valid on one machine only
             raise ValueError(bare)
     except ValueError:
         if bare == text and _NAME.fullmatch(text) and not re.fullmatch(r"[0-9.]+", text):
@@ -343,7 +360,7 @@ def _checked(hosts: Sequence[Host]) -> tuple[Host, ...]:
 
 
 def read_hostfile(path: str) -> tuple[Host, ...]:
-    """Read ``-hostfile``, in KungFu's format, one host per line: ``10.0.0.1 slots=4 public_addr=h # note``."""
+    """Read ``-hostfile`` in KungFu's format. A line describes one host: ``10.0.0.1 slots=4 public_addr=h # note``."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
@@ -378,8 +395,8 @@ def _parse_line(words: Sequence[str]) -> Host:
 def identify(hosts: Sequence[Host], own: str | None, interface: str | None) -> str:
     """Return the name of the host in `hosts` that is this machine.
 
-    It is the host given by ``-self``, or the host with the address of ``-nic``, or otherwise the only host whose
-    address can be bound on this machine.
+    ``-self`` names this host, or ``-nic`` names a network interface with the host's address. Without both flags, this
+    machine is the only host whose address it can bind.
 
     Raises:
         HostError: no host or more than one host matches, or the other hosts can't reach the matching address.
@@ -390,8 +407,8 @@ def identify(hosts: Sequence[Host], own: str | None, interface: str | None) -> s
         if len(hosts) > 1:  # e.g. on Debian, /etc/hosts maps the machine's own name to a loopback address
             raise HostError(
                 f"{name} is {addresses[name][0]} on this machine, which other hosts can't reach; write another "
-                f"address in "
-                "-H, or correct /etc/hosts"
+                f"address in -H, "
+                "or correct /etc/hosts"
             )
     return name
 
@@ -422,7 +439,7 @@ def _identified(addresses: dict[str, list[str]], own: str | None, interface: str
 
 
 def of_interface(interface: str) -> list[str]:
-    """Return the addresses of ``-nic``. The list is never empty."""
+    """Return the addresses of the network interface that ``-nic`` names. The list is never empty."""
     found = network.addresses_of_interface(interface)
     if not found:
         there = network.interfaces()
@@ -444,9 +461,9 @@ def _the_one(mine: Sequence[str], what: str) -> str:
 
 
 def _looked_up(hosts: Sequence[Host]) -> dict[str, list[str]]:
-    """Return the addresses of each host. Unknown names are looked up again until the join timeout.
+    """Return the addresses of each host. Look up unknown names again until the join timeout has passed.
 
-    Kubernetes and clouds publish a name some seconds after its machine has started.
+    Kubernetes and clouds publish a machine's name some seconds after the machine has started.
     """
     limit_s = env.JOIN_TIMEOUT.get()
     until, is_told = run_time() + limit_s, False

@@ -1,4 +1,4 @@
-"""The last lines of each worker, and the block about the failure that ends a job. Pure."""
+"""Keep the last output lines of each worker, and describe the failure that ends a job. Pure."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from ms_kungfu._words import counted, printable
 from ms_kungfu.launcher.state.policy import how_it_ended
 
 MOST_LINES = 30
-_MOST_BYTES = 1000  # of a line
+_MOST_BYTES = 1000  # longer lines are cut
 _TRACEBACK = b"Traceback (most recent call last)"
 
 
 @dataclass(eq=False)
 class LastLines:
-    """The last lines that a worker has printed on either stream, in the order of their arrival.
+    """The last lines that a worker has printed to stdout and stderr, in the order of their arrival.
 
-    `error`: the exception of its last traceback, e.g. ``ValueError: no such file``.
+    `error`: the exception of the worker's last traceback, e.g. ``ValueError: no such file``.
     """
 
     error: str = ""
-    _lines: collections.deque[tuple[bytes, bytes]] = field(  # text and line end of each
+    _lines: collections.deque[tuple[bytes, bytes]] = field(  # (text, line end)
         default_factory=lambda: collections.deque(maxlen=MOST_LINES)
     )
-    _in_traceback: set[str] = field(default_factory=set)  # the streams that are in the middle of one
+    _in_traceback: set[str] = field(default_factory=set)  # the streams whose last traceback is still incomplete
 
     def add(self, stream: str, lines: Sequence[bytes]) -> None:
-        """Add lines. An unfinished line is continued, and a progress bar replaced, by what comes next."""
+        """Add lines. They continue an unfinished line, or replace a progress bar."""
         for line in lines:
             text = line.rstrip(b"\r\n")
             end = line[len(text) :]
             before, last_end = self._lines[-1] if self._lines else (b"", b"\n")
             if not last_end.endswith(b"\n"):
                 self._lines.pop()
-                # The text after a carriage return replaces a progress bar; an empty line ends it.
+                # The text after a carriage return replaces the progress bar. If the text is empty, the bar's line ends.
                 text = before + text if not last_end else text or before
             self._lines.append((text[:_MOST_BYTES], end))
             if end.endswith(b"\n"):
@@ -50,13 +50,17 @@ class LastLines:
             self.error = _text(line[:_MOST_BYTES])
 
     def text(self) -> list[str]:
-        """Return the lines without control characters."""
+        """Return the last lines of the worker, without control characters."""
         return [_text(line) for line, _ in self._lines]
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A worker that has exited. `code`: negative for a signal. `reason`: why it was killed or didn't start."""
+    """A worker that has exited.
+
+    `code`: the exit code, or -n if signal n ended the worker. `reason`: why the launcher killed the worker or couldn't
+    start it.
+    """
 
     name: str
     code: int
@@ -65,7 +69,10 @@ class Ended:
 
     @property
     def told(self) -> str:
-        """Return how it ended and its exception. Leave SIGTERM out: the launcher sends it because of the failure."""
+        """Return how the worker ended, and its exception.
+
+        If there is an exception, a SIGTERM isn't mentioned: the launcher sends it after another worker has failed.
+        """
         how = "" if self.code == -signal.SIGTERM and self.last.error else f" {self.how}"
         return f"{how}: {self.last.error}" if self.last.error else how
 
@@ -75,7 +82,7 @@ class Ended:
 
 
 def failure_block(first: Ended, others: Sequence[Ended]) -> str:
-    """Return the block about the worker that failed first, with one line for each of the others that failed, too."""
+    """Return the last lines of the worker that failed first, and one line for each other worker that failed."""
     lines = first.last.text()
     shown = f"; its last {counted(len(lines), 'line')}:" if lines else "; it has printed nothing"
     block = [f"---- {first.name} failed first: it {first.how}{shown}", *(f"| {line}".rstrip() for line in lines)]

@@ -1,13 +1,15 @@
 """Define the leader snapshot, from which another host's controller continues a job. Pure.
 
-1. The snapshot contains the facts that may have reached only some hosts: the committed version, the lost hosts, the
-   job's end. The controller writes the snapshot before it notifies any host. (`test_simulated_leadership.py`.)
+1. The snapshot contains the facts that may have reached only some hosts: the committed cluster version, the lost hosts,
+   and how the job ended. The controller writes the snapshot before it notifies any host.
+   (`test_simulated_leadership.py`.)
 
-2. Each host reports everything else: the workers that run there, the workers that have exited, and the failures of
-   which the host was notified.
+2. Each host reports everything else to the next controller: its running workers, its exited workers, and the failures
+   of which it was notified.
 
-3. Failures need no entry. The controller reports failures to all hosts in the same order, so one host's list is a
-   prefix of another host's list. The longest list among the remaining hosts applies to all of them.
+3. The snapshot needs no list of failures. The controller reports failures to all hosts in the same order. So of any two
+   hosts' lists of failures, one begins with all of the other. The longest list among the remaining hosts applies to all
+   of them.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from ms_kungfu.launcher.wire.messages import ClusterPart, Loss, ResyncReport
 def moves(options: Options) -> bool:
     """Return whether another host continues the job if its controller fails.
 
-    That requires a store that outlives hosts, and workers that continue without failed workers.
+    This requires a store that doesn't depend on one host (etcd), and workers that continue without failed workers.
     """
     goes_on = options.watch and options.recover is not Recover.FAIL
     return goes_on and options.hosts.is_several and has_leadership(options.config_server or "")
@@ -43,10 +45,18 @@ def moves(options: Options) -> bool:
 class LeaderSnapshot:
     """What the next controller has to know.
 
-    `end`: the exit code and last message of all launchers. `before`: the hosts of earlier controllers, which aren't
-    expected to register. It is empty after this controller has made a decision. `failures`: the value of
-    `Coordinator.failures`.
-    `told`: the job's past, only for `kungfu-run status`.
+    Args:
+        job: the job's ID.
+        head: the host of the controller.
+        first: the cluster with which the job started.
+        hosts: the job's hosts.
+        versions: the known cluster versions.
+        finishing: whether a member has finished its program.
+        end: the exit code and the last message of all launchers; None if the job hasn't ended.
+        before: the hosts of earlier controllers, which aren't expected to register. It is empty once this controller
+            has made a decision.
+        failures: the value of `Coordinator.failures`.
+        told: the job's past, which only `kungfu-run status` needs.
     """
 
     job: str
@@ -71,7 +81,11 @@ class LeaderSnapshot:
 
     @classmethod
     def from_json(cls, fields: object) -> LeaderSnapshot:
-        """Return the snapshot in this document. Raises ProtocolError if the document isn't a snapshot."""
+        """Return the snapshot that the document `fields` describes.
+
+        Raises:
+            ProtocolError: the document isn't a snapshot.
+        """
         try:
             found = LEADER_SNAPSHOT.convert(fields)
         except ProtocolError as error:
@@ -84,21 +98,22 @@ class LeaderSnapshot:
     def taken_by(self, host: str) -> LeaderSnapshot:
         """Return the snapshot that a controller on `host` writes when it acquires the lease.
 
-        The operation is repeatable, because the controller may not know whether its write succeeded.
+        A second call changes nothing more, because a controller that doesn't know whether its write succeeded repeats
+        it.
         """
         heads = dict.fromkeys((*self.before, self.head))
         return replace(self, head=host, before=tuple(head for head in heads if head != host))
 
     @property
     def lost(self) -> frozenset[str]:
-        """Return the hosts that were lost."""
+        """Return the hosts that were lost and haven't come back."""
         return frozenset(host for host, last in self.versions.lost_hosts.items() if last == float("inf"))
 
     def has(self, cluster: Cluster) -> bool:
-        """Return whether `cluster`, from the store, belongs to this job.
+        """Return whether `cluster`, which the store contains, belongs to this job.
 
-        The cluster in the store may belong to an earlier job without a snapshot (a job whose controller can't move
-        writes none).
+        It may instead belong to an earlier job. If that job's controller can't move to another host, the job has
+        written no snapshot.
         """
         committed = self.versions.current
         known = committed is not None and cluster.version <= committed.version
@@ -106,11 +121,11 @@ class LeaderSnapshot:
 
     @property
     def present(self) -> list[str]:
-        """Return the hosts that aren't lost, in the job's order."""
+        """Return the names of the hosts that aren't lost, in the order of the job's hosts."""
         return [host.name for host in self.hosts if host.name not in self.lost]
 
     def hosts_of(self, options: Options) -> Hosts:
-        """Return the job's hosts as the next controller has to know them."""
+        """Return the job's hosts for the next controller, which runs on this machine."""
         own = options.hosts
         return Hosts(
             self.hosts,
@@ -130,7 +145,7 @@ def how_it_has_ended(end: End) -> str:
 
 
 def may_go_on(found: LeadershipState, own: str) -> bool:
-    """Return whether other hosts than this one will continue the job of the snapshot as soon as the lease is free."""
+    """Return whether another host will continue the job in the snapshot as soon as the leadership lease is free."""
     try:
         snapshot = None if found.snapshot is None else LeaderSnapshot.from_json(found.snapshot)
     except ProtocolError:
@@ -144,8 +159,12 @@ def may_go_on(found: LeadershipState, own: str) -> bool:
 class Term:
     """The term of a controller.
 
-    `snapshot`: the snapshot of the previous controller, whose lease this one has acquired; None if the job is about to
-    begin. `secret`: the secret of the job's brokers. `since`: when this host began to take part in the job.
+    Args:
+        keys: the leadership keys of the job.
+        lease: the leadership lease that this controller holds.
+        snapshot: the snapshot of the previous controller, which held the lease before; None if the job hasn't begun.
+        secret: the secret of the job's brokers.
+        since: when this host began to take part in the job.
     """
 
     keys: LeadershipKeys
@@ -155,23 +174,23 @@ class Term:
     since: float
 
     def guard(self, store: Any) -> None:
-        """Make the store reject every write to the cluster without the lease."""
+        """Make the store reject each write to the cluster if this controller no longer holds the lease."""
         store.led_since = lambda: self.lease.since
 
 
 class TimeToAsk:
-    """For how many seconds the other hosts have been able to find out which host holds the lease.
+    """Count for how many seconds the other hosts have been able to find out which host holds the lease.
 
-    Time between two of the store's answers to the controller counts, because the store was available then. If the
-    controller itself was stopped, it has missed calls from other hosts, and the count restarts at zero. The counted
-    time needn't be contiguous. Otherwise no host would ever be declared lost if the store fails repeatedly.
+    The time between two of the store's answers to the controller counts, because the store was available then. If the
+    controller itself was stopped, it has missed calls from other hosts, so the count restarts at zero. The counted time
+    may have gaps. If gaps weren't allowed and the store failed repeatedly, no host would ever be declared lost.
     """
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
         self._asked: float | None = None  # the time of the last call
         self._answered: float | None = None  # the time of the last call that the store answered
-        self._stood_still = -lease_s  # the time of the last pause of the controller
+        self._stood_still = -lease_s  # when the controller was last stopped
         self.seconds = 0.0
 
     def answered(self, now: float) -> None:
@@ -194,12 +213,15 @@ class TimeToAsk:
         self._asked = now
 
     def _is_late(self, now: float) -> bool:
-        """Return whether the answer is late. There are four calls per lease, and each may take half a lease."""
+        """Return whether the last call was too long ago.
+
+        The controller calls the store four times per lease, and each call may take half a lease.
+        """
         return self._asked is not None and now - self._asked > 0.75 * self._lease_s
 
 
 def all_losses(reports: Sequence[ResyncReport], version: int) -> list[Loss]:
-    """Return a version's failures in their common order: the longest list that any host has.
+    """Return the failures in a cluster version, in the same order on all hosts: the longest list that any host has.
 
     Raises:
         ProtocolError: two lists contradict each other.

@@ -15,14 +15,17 @@ from ms_kungfu.launcher.wire import messages as m
 
 
 class LocalController(Protocol):
-    """The controller of the job (`controller.Controller`). Its own host uses this interface in addition to messages."""
+    """The controller of the job (`controller.Controller`), as the launcher in the same process sees it.
+
+    That launcher also exchanges messages with the controller, as all other launchers do.
+    """
 
     last_words: str | None
     failed: int | None
 
     @property
     def has_left(self) -> bool:
-        """Return whether the controller's host leaves, so that another host controls the job afterwards."""
+        """Return whether the controller's host leaves the job. Another host controls the job afterwards."""
         ...
 
     @property
@@ -36,7 +39,10 @@ class LocalController(Protocol):
 
     @property
     def store_error(self) -> ConfigServerError | None:
-        """Return why the store rejected the last call for the lease; None if accepted, or if the lease is lost."""
+        """Return why the store rejected the last call for the lease.
+
+        None if the store accepted the call, or if the lease is lost.
+        """
         ...
 
     async def run(self) -> int: ...

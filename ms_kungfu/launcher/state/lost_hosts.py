@@ -1,7 +1,7 @@
-"""Decide when a host counts as lost. Pure: the caller passes clocks and reports.
+"""Decide when a host counts as lost. Pure: the caller passes times and reports.
 
-An expired *lease* only permits the controller to declare a host lost, so correctness doesn't depend on clocks. What
-the lost host does before it notices its loss has no effect on the other hosts (docs/recovery.md).
+The controller may declare a host lost if the host's *lease* has expired. Correctness doesn't depend on clocks: a host
+that was declared lost may still run, but what it does has no effect on the other hosts (docs/recovery.md).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _MAX_PERIOD_S = 0.5
 
 
 class Leases:
-    """Find the hosts that have been silent for `limit_s` seconds. They are checked every `period_s` seconds.
+    """Find the hosts that have been silent for `limit_s` seconds. The caller checks every `period_s` seconds.
 
-    A late check shows that this process itself was stopped and may have unread messages. Then every host gets another
-    `after_pause_s` seconds.
+    If a check is late, this process itself was stopped and may have unread messages. In that case every host gets
+    another `after_pause_s` seconds.
     """
 
     def __init__(self, limit_s: float, after_pause_s: float | None = None) -> None:
@@ -37,10 +37,16 @@ class Leases:
 def to_evict(
     apart: Iterable[tuple[str, str]], workers: Mapping[str, int], order: Sequence[str], head_node: str
 ) -> list[str]:
-    """Return the smallest set of hosts without which all other hosts reach each other.
+    """Return the smallest set of hosts to remove so that all other hosts reach each other.
 
-    The pairs in `apart` don't reach each other. The set never contains the controller's host. Among sets of equal size,
-    hosts with fewer workers are preferred, then hosts that are later in `order`.
+    The set never contains the head node. Among sets of equal size, the function chooses the set with the fewest
+    workers. If several sets have equally few workers, it chooses hosts that are later in `order`.
+
+    Args:
+        apart: pairs of hosts that don't reach each other.
+        workers: the number of workers on each host.
+        order: all hosts.
+        head_node: the controller's host.
     """
     edges = {frozenset(pair) for pair in apart}
     unreachable = {other for edge in edges if head_node in edge for other in edge - {head_node}}
@@ -55,9 +61,10 @@ def to_evict(
         )
 
     def fewest(left: set[frozenset[str]]) -> set[str]:
-        """Return the smallest set for one group of pairs.
+        """Return the smallest set of hosts without which none of the pairs in `left` remains.
 
-        It contains the host with the most pairs, or all hosts that this host can't reach.
+        In each group of connected pairs, the set contains the host that occurs in the most pairs, or all hosts that
+        this host can't reach.
         """
         if not left:
             return set()
@@ -75,7 +82,7 @@ def to_evict(
 
 
 def _parts(edges: Collection[frozenset[str]]) -> list[set[frozenset[str]]]:
-    """Split the pairs into groups that have no host in common."""
+    """Split the pairs into groups, so that no host occurs in two groups."""
     parts: list[tuple[set[str], set[frozenset[str]]]] = []
     for edge in sorted(edges, key=sorted):
         hosts, own = set(edge), {edge}

@@ -1,4 +1,4 @@
-"""Build the outline of the status document, before the job has begun."""
+"""Build the status document of a job that hasn't begun."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ms_kungfu.launcher.state.states import JobState, NodeState
 
 
 def outline(options: Options, state: JobState, why: str, started_at: float) -> dict[str, Any]:
-    """Return the status document without the job's details; `describe` adds them."""
+    """Return the status document with empty values for the job's details, which `describe` fills in."""
     return {
         "job": None,
         "state": state.value,

@@ -1,4 +1,4 @@
-"""Decide what the launcher does about an event. Pure: an event and a state give a `Verdict`."""
+"""Decide how the launcher reacts to an event. Pure: the `Verdict` depends only on the event and the job's state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.wire.documents import Failure
 
-MOST_LATE = 2  # the maximum number of consecutive late joining workers in one slot
+MOST_LATE = 2  # after this many late joining workers in a row, a slot gets no other worker
 EXIT_TIMEOUT = 124  # the same code as timeout(1)
 CANT_RUN = 126  # the code of a process that could not be started, as in a shell
 
@@ -37,10 +37,16 @@ class Recover(enum.Enum):
 class WorkerExited:
     """A worker has exited.
 
-    `code` is negative for a signal. `who` names the worker. `error` says why it could not be started or was killed.
-    `logs` names its log files, "" without -logdir. `restarts`: the number of recent replacements in its slot. `late`:
-    the number of consecutive joining workers, including this one, that weren't ready to join in that slot in time.
-    `has_ended`: its program had ended before. `key`: that of its process.
+    Args:
+        who: names the worker in messages.
+        standing: the worker's relation to the committed cluster version.
+        code: the exit code, or -n if signal n ended the worker.
+        error: why the launcher killed the worker or couldn't start it.
+        logs: the names of the worker's log files; "" without -logdir.
+        restarts: how many replacement workers the worker's slot got recently.
+        late: how many joining workers in a row weren't ready in time in this slot, including this worker.
+        has_ended: whether the worker's program had ended before the worker exited.
+        key: the key of the worker's process.
     """
 
     who: str
@@ -56,7 +62,7 @@ class WorkerExited:
 
 @dataclass(frozen=True)
 class WorkerWorksOn:
-    """A worker left the cluster with `version`, and is still running after -leave-grace."""
+    """Cluster version `version` no longer contains a worker, but the worker is still running after -leave-grace."""
 
     who: str
     version: int
@@ -65,10 +71,10 @@ class WorkerWorksOn:
 
 @dataclass
 class Headcount:
-    """Count the members, the removed workers that are still running, and the members that leave because of a SIGTERM.
+    """The number of members, of removed workers that still run, and of members that leave because of a SIGTERM.
 
-    Only workers that the job waits for are counted. Workers that were removed longer ago than -leave-grace, and workers
-    that SIGKILL doesn't end, aren't counted.
+    These numbers include only workers for which the job waits. The job doesn't wait for workers that were removed
+    longer ago than -leave-grace, or for workers that SIGKILL doesn't end.
     """
 
     members: int = 0
@@ -78,7 +84,7 @@ class Headcount:
 
 @dataclass
 class Situation(Headcount):
-    """The job after the event: the number of running processes, the options, and earlier failures."""
+    """The state of the job after the event: the number of running processes, the options, and earlier failures."""
 
     recover: Recover = Recover.FAIL
     min_size: int = 1
@@ -86,13 +92,13 @@ class Situation(Headcount):
     first_failure: Failure | None = None  # the first failure that the job has survived
     program_failure: Failure | None = None  # the first failure that a program caused
     finished: bool = False  # whether a member has completed its program
-    first_to_finish: str = ""  # the first member that did so, before this event
+    first_to_finish: str = ""  # the first member that had completed its program before this event
 
 
 class Action(enum.Enum):
     CONTINUE = "continue"
-    FINISH = "finish"  # all workers are done
-    SHRINK = "shrink"  # the others continue without the worker
+    FINISH = "finish"  # the job ends, because all workers have finished
+    SHRINK = "shrink"  # the other workers continue without this worker
     REPLACE = "replace"  # like SHRINK, and a new worker takes its slot
     FAIL = "fail"  # the job ends with the exit code of the `Verdict`
 
@@ -102,7 +108,7 @@ class Verdict:
     action: Action
     reason: str
     exit_code: int = 0
-    interrupted_by: int | None = None  # a signal to a launcher, which the workers get, too
+    interrupted_by: int | None = None  # a signal that a launcher got and forwards to the workers
     failed: int | None = None  # the key of the process whose failure ends the job
 
 
@@ -115,22 +121,22 @@ def timed_out(limit_s: float) -> Verdict:
 
 
 def not_begun(limit_s: float, why: str) -> str:
-    """Return the message for a job that -timeout ends before all hosts have registered."""
+    """Return the message for a job that ends because not all hosts have registered within -timeout."""
     return f"the job has not begun within -timeout {limit_s:g} s: {why}"
 
 
 def host_lost(reason: str, exit_code: int | None = None) -> Verdict:
-    """End the job, because the other hosts don't continue without the lost host.
+    """Return the decision to end the job because the other hosts don't continue without the lost host.
 
-    `exit_code`: the exit code of the first worker that exited because of the loss.
+    `exit_code`: the exit code of the first worker that exited because the host was lost.
     """
     return Verdict(Action.FAIL, reason, 1 if exit_code is None else exit_code)
 
 
 def hosts_leave(hosts: str, left: int, min_size: int) -> Verdict:
-    """Decide whether `hosts`, whose launchers got a SIGTERM, leave while `left` members stay.
+    """Decide whether `hosts`, whose launchers got a SIGTERM, leave the job. `left` members would stay.
 
-    If too few members would stay, the job ends. The same happens on one host if too many workers get the signal.
+    If too few members would stay, the job ends. A job on one host also ends if too many of its workers get a SIGTERM.
     """
     if left < max(1, min_size):
         return interrupted(signal.SIGTERM, f" on host {hosts}, without which {would_be_left(left, min_size)}")
@@ -138,15 +144,15 @@ def hosts_leave(hosts: str, left: int, min_size: int) -> Verdict:
 
 
 def leaves(who: str, left: int, min_size: int) -> Verdict:
-    """Decide whether a worker leaves because of a SIGTERM or a policy of the program. `left` members stay."""
+    """Decide whether a worker leaves because of a SIGTERM or a policy of the program. `left` members would stay."""
     if left < min_size:
-        # The request was granted, but other workers have failed since then.
+        # The worker got permission to leave, but other workers have failed since then.
         return Verdict(Action.CONTINUE, f"{who} stays: {would_be_left(left, min_size)}")
     return Verdict(Action.SHRINK, f"{who} is leaving; the others go on")
 
 
 def decide(event: WorkerExited | WorkerWorksOn, state: Situation) -> Verdict:
-    """Return what to do about `event`, with a reason to log. An empty reason isn't logged."""
+    """Return how the job reacts to `event`, and the reason. The caller logs the reason if it isn't empty."""
     if isinstance(event, WorkerWorksOn):
         reason = (
             f"{event.who} is no longer in cluster version {event.version}, but still running after {event.grace_s:g} s "
@@ -168,7 +174,7 @@ def decide(event: WorkerExited | WorkerWorksOn, state: Situation) -> Verdict:
     if event.code == 0:
         return after_end("", state) or Verdict(Action.CONTINUE, "")
     if event.standing is Standing.LEAVING:
-        # The cluster has continued without this worker anyway.
+        # The cluster already continues without this worker.
         reason = f"{event.who} had left the cluster and then {how}"
         return after_end(reason, state) or Verdict(Action.CONTINUE, reason)
     failure = Failure(f"{event.who} {how}", exit_code_of(event.code), key=event.key)
@@ -176,11 +182,15 @@ def decide(event: WorkerExited | WorkerWorksOn, state: Situation) -> Verdict:
 
 
 def after_end(reason: str, state: Situation) -> Verdict | None:
-    """Return how the job ends once no worker is left. `reason`: the reason of the last event, if there is one."""
+    """Return how the job ends if no worker is left; None if a worker is left.
+
+    `reason`: the reason that belongs to the last event, or "".
+    """
     if state.members or state.leaving:
         return None
     if state.first_failure is not None and not state.finished:
-        # If a leaving worker is the last to exit, the others failed before they could continue without it.
+        # This is also the case if the last worker to exit was leaving: the others failed before they could go on
+        # without it.
         first = _cause(state.first_failure, state.program_failure)
         reason = f"no worker is left; the first failure: {first.reason}"
         return Verdict(Action.FAIL, reason, first.exit_code, failed=first.key)
@@ -193,24 +203,24 @@ def after_end(reason: str, state: Situation) -> Verdict | None:
 
 
 def _cause(first: Failure, of_program: Failure | None) -> Failure:
-    """Return the failure to report as the cause."""
+    """Return the failure that is reported as the cause: a program's failure rather than one of the launcher."""
     return of_program if first.is_of_launcher and of_program is not None else first
 
 
 def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Verdict:
-    # If one member finishes early, the others wait in an operation that can't end, and fail for that reason.
+    # If one member finishes early, the others wait for it in an operation that can't end. They fail for that reason.
     before = f"; {state.first_to_finish} was the first to end, with code 0" if state.first_to_finish else ""
     if state.recover is Recover.FAIL:
         return Verdict(Action.FAIL, failure.reason + before, failure.exit_code, failed=failure.key)
-    if event.standing is Standing.JOINING and state.finished:  # the joining worker would have found no member
+    if event.standing is Standing.JOINING and state.finished:  # its failure doesn't matter: no member is left to join
         return after_end(failure.reason, state) or Verdict(Action.CONTINUE, failure.reason)
     own = failure if not event.error and fails_by_itself(event.code) else None
     first = _cause(state.first_failure or failure, state.program_failure or own)
     by_sigterm = exit_code_of(event.code) == 128 + signal.SIGTERM
     terminated = state.terminated if by_sigterm else 0
     if state.members == terminated:
-        # Without this check, if all workers got the signal at once, a worker with permission to leave would continue
-        # to train alone.
+        # If all workers get the signal at once, some have permission to leave. Without this check, the last of them
+        # would continue to train alone.
         if first != failure:
             before = f"; no worker is left; the first failure: {first.reason}{before}"
         elif by_sigterm:
@@ -219,11 +229,12 @@ def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Ver
     if state.members - terminated < state.min_size:
         reason = f"{failure.reason}; {would_be_left(state.members - terminated, state.min_size)}"
         return Verdict(Action.FAIL, reason, first.exit_code, failed=first.key)
-    if state.recover is Recover.REPLACE and not state.finished:  # a joining worker would find no member
+    # After a member has finished, no worker is replaced: the new worker would find no member that it could join.
+    if state.recover is Recover.REPLACE and not state.finished:
         if event.has_ended and not fails_by_itself(event.code):
             reason = f"{failure.reason} after its program had ended; no worker replaces it"
             return Verdict(Action.SHRINK, reason)
-        if event.late >= MOST_LATE:  # the next worker would be just as slow
+        if event.late >= MOST_LATE:  # another new worker would probably be just as slow
             return Verdict(
                 Action.SHRINK,
                 f"{failure.reason}, like the previous worker in its slot; the others go on without it: raise "
@@ -242,20 +253,21 @@ def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Ver
 
 
 def would_be_left(left: int, min_size: int) -> str:
-    """Return why no worker may leave, or why the job ends."""
+    """Return the reason why no other worker may leave, or why the job ends."""
     return f"only {counted(left, 'worker')} would be left, but -min-np is {min_size}"
 
 
 def peers_to_start(
     desired: Cluster, present: Collection[PeerID], ended: Collection[PeerID], finishing: bool
 ) -> list[PeerID]:
-    """Return the workers of `desired` that need a process.
+    """Return the workers of the `desired` cluster for which a process must be started.
 
-    These are the workers that are neither `present` (in the cluster or joining it) nor `ended`. The next version
-    excludes workers in `ended`.
-
-    If a member has finished its program (`finishing`), the result is empty: the other members are about to finish, and
-    a joining worker would find no member.
+    Args:
+        desired: the desired cluster.
+        present: the workers that are in the cluster or are joining it; they have a process.
+        ended: the workers that have exited. They get no process, because the next cluster version excludes them.
+        finishing: whether a member has finished its program. If so, the result is empty: the other members are about
+            to finish, too, and a joining worker would find no member.
     """
     return [] if finishing else [peer for peer in desired.workers if peer not in present and peer not in ended]
 
@@ -272,22 +284,27 @@ def revised(
 ) -> Cluster | None:
     """Return the cluster that the controller has to write to the store; None if there is nothing to write.
 
-    The first revision is the newest cluster without the `removed` workers (failed or leaving). The next revision adds
-    `joining` workers in their slots.
+    If workers have to be removed, the result is the newest cluster without these workers. In the next call, no worker
+    has to be removed any more, and the result is the newest cluster with `joining` additional workers.
 
     Args:
         newest: the newest cluster that the hosts can run.
-        last_version: the newest version in the store; if it is newer than `newest`, the job can't run it.
+        last_version: the newest cluster version in the store. If it is newer than `newest`, the job can't run it.
+        removed: the workers that have failed or are leaving.
         living: the living members of the committed cluster, in rank order. The result contains at least one of them,
             because they have the training state.
-        is_stale: true if the store's list of hosts is out of date, even if the workers don't change.
+        joining: how many slots need a new worker.
+        ports: the ports that new workers may use.
+        slots: the number of slots of each host; None if there is no limit.
+        is_stale: whether the store's list of hosts is out of date. If so, a cluster is written even if its workers are
+            the same.
     """
     keep = [worker for worker in newest.workers if worker not in removed]
     if not any(worker in living for worker in keep):
         keep = [worker for worker in living if worker not in removed][:1] + keep
     if not any(worker in living for worker in keep):
-        return None  # the job is about to fail
-    # the controller writes this version, not the writer of `newest`
+        return None  # no living member is left, so the job is about to fail
+    # The next version's number must follow the newest version in the store, which `newest` may not be.
     following = replace(newest.following(keep), version=last_version + 1)
     if following.workers != newest.workers or last_version > newest.version or is_stale:
         return following
@@ -295,14 +312,15 @@ def revised(
 
 
 def exit_code_of(code: int) -> int:
-    """Return the launcher's exit code for a worker's exit code: as in a shell, 128 + n for signal n."""
+    """Return the launcher's exit code for a worker's exit code. As in a shell, it is 128 + n after signal n."""
     return code if code >= 0 else 128 - code
 
 
 def fails_by_itself(code: int) -> bool:
-    """Return whether a worker exited because of an error in its program, not because of a signal.
+    """Return whether a worker exited because of an error in its program, and not because of a signal.
 
-    A signal to the worker or to one of its children doesn't count; a shell reports a child's signal as 128 + n.
+    A signal to one of the worker's children isn't an error in the program either. If the worker is a shell, its exit
+    code is then 128 + n.
     """
     return 0 < code <= 128 or code > 128 + signal.SIGRTMAX
 
@@ -312,9 +330,9 @@ def how_it_ended(code: int) -> str:
 
 
 def copies(size: int, seconds: float, ended: bool) -> str:
-    """Return the warning that none of `size` workers has joined the job within `seconds` seconds after their start.
+    """Return the warning that none of `size` workers has joined the job within `seconds` seconds after its start.
 
-    `ended`: true if all workers have exited without an error.
+    `ended`: whether all workers have exited without an error.
     """
     causes = (
         "Usual causes: the program doesn't use ms_kungfu (a program for msrun needs --msrun); its environment was "
@@ -330,7 +348,7 @@ def copies(size: int, seconds: float, ended: bool) -> str:
 
 
 def bug(error: BaseException) -> str:
-    """Describe an exception for the last message. Many exceptions have no text, so the type is included."""
+    """Describe an exception for the launcher's last message, with its type, because some exceptions have no text."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

@@ -1,4 +1,4 @@
-"""What stands before each line of a worker's output (`-prefix`). Pure, except for the clock."""
+"""Build the prefix of each line of a worker's output (`-prefix`). Pure, except that it reads the clock."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ _WORDS = ("none", "rank", "host:rank", "time", "files")
 
 @dataclass(frozen=True)
 class Prefix:
-    """The parts of a prefix, as in ``12:01:03 [10.0.0.2:3] line``.
+    """What a prefix contains. With all parts, a line looks like ``12:01:03 [10.0.0.2:3] line``.
 
-    `rank`: the rank, after the host's name if `host`. `time`: the time at which the launcher read the line. `files`:
-    whether the files of -logdir have the prefix, too.
+    Args:
+        rank: whether the prefix contains the worker's rank.
+        host: whether the host's name precedes the rank.
+        time: whether the prefix contains the time at which the launcher read the line.
+        files: whether the lines in the files of -logdir have the prefix, too.
     """
 
     rank: bool = False
@@ -25,8 +28,11 @@ class Prefix:
     def before(self, host: str, rank: int | None, last_rank: int | None, colour: int | None = None) -> bytes:
         """Return the prefix of a line that is read now; b"" if there is none.
 
-        `rank`: None after the worker has left the cluster; `last_rank` is then the last one it had. `colour`: the
-        colour of the rank on a terminal.
+        Args:
+            host: the host's name.
+            rank: the worker's rank; None if the worker isn't in the cluster.
+            last_rank: the last rank that the worker had; None if it never had a rank.
+            colour: the colour of the rank on a terminal; None for no colour.
         """
         parts = []
         if self.time:
@@ -39,7 +45,11 @@ class Prefix:
 
 
 def prefix_of(text: str) -> Prefix:
-    """Return the prefix that a flag's text describes. Raises ArgumentTypeError for unknown words."""
+    """Return the prefix that the value of `-prefix` describes.
+
+    Raises:
+        ArgumentTypeError: the value contains an unknown word, or words that exclude each other.
+    """
     words = text.split(",")
     unknown = [word for word in words if word not in _WORDS]
     if unknown:

@@ -1,4 +1,4 @@
-"""The job's progress in one line, from its status document. Pure."""
+"""Show a job's progress in one line, from the job's status document. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ms_kungfu._words import counted, printable
 from ms_kungfu.launcher.state.account import number_of, spell, told
 
 _MOST_REASON = 60  # characters
-# What the launcher logs at INFO and this line shows: the beginnings of the messages.
+# The beginnings of the INFO messages whose content the progress line shows, too.
 SHOWN_IN_LINE = ("worker started", "worker ready", "worker exited", "worker reaped", "cluster ", "resize", "prestart",
                  "standby used", "host registered", "host joined", "host left")  # fmt: skip
 
 
 def progress_of(document: Mapping[str, Any]) -> list[str]:
-    """Return the parts of the line, the most important ones first."""
+    """Return the parts of the progress line, with the most important part first."""
     training, cluster = document.get("training") or {}, document.get("cluster")
     parts = training_of(training)[:1] if training else []
     if not parts or document["state"] not in ("running", "finishing"):
@@ -34,7 +34,7 @@ def progress_of(document: Mapping[str, Any]) -> list[str]:
 
 
 def training_of(training: Mapping[str, Any]) -> list[str]:
-    """Return how far a training is: the step first, then what is known of its rest, rate, loss and epoch."""
+    """Return the progress of training: first the step, then the remaining time, rate, loss and epoch if known."""
     parts = [_steps(training)]
     if training["left_s"]:
         parts.append(f"{spell(round(training['left_s']))} left")
@@ -50,14 +50,14 @@ def training_of(training: Mapping[str, Any]) -> list[str]:
 
 
 def change_of(change: Mapping[str, Any]) -> str:
-    """Return a change of the cluster with its time and reason, in few words."""
+    """Return a short text about a change of the cluster: its time, sizes, state and reason."""
     when = time.strftime("%H:%M", time.localtime(change["chosen_at"] or change["wanted_at"]))
     state = "" if change["state"] == "committed" else f" {change['state']}"
     return f"{when} {change['size_before']} -> {change['size']}{state}: {_short(change['refused'] or change['why'])}"
 
 
 def stall_of(stall: Mapping[str, Any]) -> str:
-    """Return which ranks wait for which one, and for how long."""
+    """Return which ranks wait for which rank, and for how long they have waited."""
     why = f" ({stall['why']})" if stall["why"] else ""
     waits = f"{told(stall['waiting'])} {'waits' if len(stall['waiting']) == 1 else 'wait'}"
     return f"{waits} for rank {stall['rank']}{why} for {stall['seconds']:.0f} s"

@@ -1,4 +1,4 @@
-"""Define what both controller and agents use for the shared memory of versions and for requests for it."""
+"""Define what both controller and agents use for a cluster version's shared memory and for requests for it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Protocol
 
 from ms_kungfu.launcher.wire import messages as m
 
-MAKE_S = 20.0  # time limit for making all connections of a version; after this time the launcher tries again
-Progress = tuple[int, float, float]  # the last training step, seconds per step (0: unknown), seconds since that step
+MAKE_S = 20.0  # time limit for all connections of a cluster version; the launcher tries again after this time
+Progress = tuple[int, float, float]  # (last training step, seconds per step (0 if unknown), seconds since that step)
 
 
 class Asker(Protocol):
-    """A worker's request that is waiting for an answer."""
+    """A worker that is waiting for the answer to its request."""
 
     def send(self, message: m.FromBroker, fds: Sequence[int] = ()) -> None:
         """Send the answer. The caller still owns `fds`."""

@@ -1,8 +1,8 @@
 """Check that all workers of a job use the same versions of ms_kungfu and MindSpore. Pure.
 
-Hosts are compared when they register (registration.py), and workers when they request their first slot. A package may
-be replaced while a job runs. Without this check, a new worker could use another protocol, or kernels that round
-differently.
+The versions of a host are compared when it registers (registration.py). The versions of a worker are compared when it
+requests its first slot, because a package may be replaced while a job runs. Without this check, a new worker could use
+another protocol, or kernels that round differently.
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ from ms_kungfu.launcher.wire.messages import Software
 
 @dataclass
 class JobsSoftware:
-    """The versions of the launcher, and the MindSpore version of the first worker that has MindSpore.
+    """The versions with which new workers are compared.
 
-    The program may run in another Python than the launcher.
+    The program may run in another Python than the launcher, so the MindSpore version is that of the first worker that
+    has MindSpore.
+
+    Args:
+        version: the launcher's version of ms_kungfu.
+        mindspore: the MindSpore version of the job; "" if no worker has reported one.
+        first: the worker that has reported the MindSpore version.
     """
 
     version: str = VERSION
@@ -25,9 +31,9 @@ class JobsSoftware:
     first: str = ""
 
     def objection_to(self, where: str, said: Software | None) -> str:
-        """Return why the joining worker `where` can't take part, given its versions in `said`; "" if it can.
+        """Return why the joining worker `where`, which has reported the versions `said`, can't take part.
 
-        The job adopts the worker's MindSpore version if it has none yet.
+        The result is "" if the worker can take part. If the job has no MindSpore version yet, it adopts the worker's.
         """
         version, mindspore = ("of an unknown version", "") if said is None else (said.ms_kungfu, said.mindspore)
         if version != self.version:
@@ -36,8 +42,8 @@ class JobsSoftware:
                 f"require the "
                 "same version: restart the job after an installation"
             )
-        # A worker without MindSpore reports no version. If MindSpore lacks metadata, its version is known only after
-        # the import.
+        # A worker without MindSpore reports no MindSpore version. If the MindSpore package has no metadata, a worker
+        # knows its version only after the import.
         if mindspore and self.mindspore and mindspore != self.mindspore:
             return (
                 f"MindSpore is {mindspore} in {where}, but {self.mindspore} in {self.first}; all workers of a job "

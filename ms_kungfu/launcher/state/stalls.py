@@ -1,13 +1,15 @@
-"""Find the ranks that keep others waiting long enough to be an event (`job_events.StallBegan`). Pure.
+"""Find the ranks that keep others waiting so long that it counts as a stall (`job_events.StallBegan`). Pure.
 
-1. If a rank sleeps in an operation for longer than a moment, it writes to shared memory for which rank it waits. The
-   chain of such waits ends at a process that is alive and doesn't sleep in an operation (`stuck.stuck_among`).
+1. If a rank sleeps in an operation for longer than a moment, it writes to shared memory for which rank it waits. This
+   gives chains of waiting processes. At the end of a chain is a process that is alive and doesn't sleep in an
+   operation (`stuck.stuck_among`).
 
-2. A stall begins if every look during `STALL_S` has found the same process at the end of the chain, and the process
-   has ended no step in that time. If the program counts steps, a rank that is always last in each step is therefore a
-   straggler and not a stall. (`test_slow_rank_that_makes_steps_is_no_stall`.)
+2. A stall begins if each check during `STALL_S` has found the same process at the end of a chain, and the process
+   hasn't finished a step in that time. So if the program counts steps, a rank that is the last one in each step is a
+   straggler and doesn't cause a stall. (`test_slow_rank_that_makes_steps_is_no_stall`.)
 
-3. A stall ends at the first look that doesn't find the process there, or finds that the process has ended a step.
+3. A stall ends at the first check that doesn't find the process at the end of a chain, or that finds that the process
+   has finished a step.
 """
 
 from __future__ import annotations
@@ -22,7 +24,15 @@ STALL_S = 2.0
 
 @dataclass
 class Stall:
-    """Other ranks wait for a process. `began`: true once the stall has been reported, with this rank."""
+    """Other ranks wait for a process.
+
+    Args:
+        since: when a check first found the process at the end of a chain.
+        step: the last step that the process has finished; None if it is unknown.
+        waiting: the ranks that wait for the process.
+        began: whether the stall has been reported.
+        rank: the rank of the process in that report.
+    """
 
     since: float
     step: int | None
@@ -40,12 +50,12 @@ class StallWatch(Generic[K]):
     def look(
         self, now: float, waited_for: Mapping[K, Sequence[int]], steps: Mapping[K, int | None]
     ) -> tuple[dict[K, Stall], dict[K, Stall]]:
-        """Return the stalls that begin and the stalls that end.
+        """Check all processes. Return the stalls that begin at this check, and the stalls that end at it.
 
         Args:
             now: in seconds.
             waited_for: for each process at the end of a chain, the ranks that wait for it.
-            steps: the last step that each of these processes has ended; None: unknown.
+            steps: the last step that each of these processes has finished; None if it is unknown.
         """
         ended = {
             each: stall

@@ -1,7 +1,7 @@
-"""Define the states of a job and its parts, and the allowed transitions.
+"""Define the states of a job, worker, host and cluster version, and the allowed transitions.
 
-Each entity has one state, which its owner changes with `to`. A transition that isn't in the table below is a bug in the
-launcher and raises an error with both states.
+The object that owns a state changes it with `to`. A transition that isn't in the table `_NEXT` is a bug in the
+launcher, and raises an error that names both states.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ S = TypeVar("S", bound="State")
 
 
 class IllegalTransitionError(RuntimeError):
-    """A transition isn't in the table of transitions."""
+    """A state must not change as requested, because the transition isn't in the table `_NEXT`."""
 
 
 class State(enum.Enum):
-    """A state. The status document and the log print its value."""
+    """A state. Its value appears in the status document and in the log."""
 
     def to(self: S, new: S, what: str) -> S:
-        """Return `new`, the next state of `what`.
+        """Return `new`, the next state of the object that `what` names.
 
         Raises:
             IllegalTransitionError: `new` can't follow this state.
@@ -33,7 +33,7 @@ class State(enum.Enum):
 class JobState(State):
     STARTING = "starting"  # agents register, or a new controller takes over
     RUNNING = "running"
-    RESIZING = "resizing"  # a cluster version is desired that is newer than the committed version
+    RESIZING = "resizing"  # the desired cluster version is newer than the committed version
     FINISHING = "finishing"  # a member has completed the program: no worker joins any more
     ENDING = "ending"
 
@@ -41,7 +41,7 @@ class JobState(State):
 class WorkerState(State):
     STARTING = "starting"  # the agent hasn't reported the process yet
     RUNNING = "running"
-    STUCK = "stuck"  # other ranks have waited too long for it, and its stack has been requested
+    STUCK = "stuck"  # other ranks have waited too long for it, and the launcher has asked for its stack
     FAILING = "failing"  # it has reported that it can't continue, and is expected to exit
     OVERDUE = "overdue"  # removed from the cluster, and still running after -leave-grace
     DISMISSED = "dismissed"  # no longer needed: SIGTERM has been sent
@@ -59,9 +59,9 @@ class NodeState(State):
 class VersionState(State):
     DESIRED = "desired"  # in the cluster store: its new workers start
     PREPARED = "prepared"  # all its new workers are ready, and its members are notified
-    COMMITTED = "committed"  # its members adopt it
-    SUPERSEDED = "superseded"  # a newer version was committed instead
-    REJECTED = "rejected"  # the job can't run it
+    COMMITTED = "committed"  # a member has adopted it, and the other members follow
+    SUPERSEDED = "superseded"  # a newer version takes its place, so it is never committed
+    REJECTED = "rejected"  # the job's hosts can't run it
 
 
 _J, _W, _N, _V = JobState, WorkerState, NodeState, VersionState

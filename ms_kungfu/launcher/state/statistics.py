@@ -1,14 +1,13 @@
 """Combine the workers' step reports into the statistics of a job. Pure.
 
-1. A step counts once, even if several ranks report it: `_newest` is the last step that has been counted, and only the
-   part of a report beyond `_newest` adds steps and committed time.
-   (`test_step_counts_once_whichever_ranks_report_it`.)
+1. A step counts once, even if several ranks report it. `_newest` is the last step that has been counted. A report adds
+   steps and committed time only for its steps after `_newest`. (`test_step_counts_once_whichever_ranks_report_it`.)
 
-2. Counting restarts if a rank's step number decreases: the program has begun another training run.
+2. If a rank's step number decreases, the program has begun another training run, and counting restarts.
 
-3. The time of an operation isn't measured separately from waiting. The rank that spent the smallest share of its time
-   in operations didn't wait for another rank. So its share is the reduction. A larger share of another rank is the
-   reduction plus waiting.
+3. Ranks report how long they spent in operations, including the time in which they waited there for other ranks. The
+   rank that spent the smallest fraction of its time in operations didn't wait. So its fraction is the cost of the
+   reduction itself. If another rank's fraction is larger, the difference is the time in which that rank waited.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class _Rank:
 
 @dataclass
 class JobStatistics:
-    """The reports of all ranks since the last statistics events."""
+    """The sums of all ranks' reports since the last statistics event."""
 
     now: float
     _ranks: dict[int, _Rank] = field(default_factory=dict)  # since the last Statistics event
@@ -64,11 +63,11 @@ class JobStatistics:
         self.latest: dict[int, StepReport] = {}  # rank -> its last report
         self._said_at = self._each_said_at = self.now
         self._loss: object = None
-        self._lasting: dict[str, float | int] = {}  # values that are in an event if they have changed
-        self._said: dict[str, float | int] = {}  # those of the last events
+        self._lasting: dict[str, float | int] = {}  # values that an event contains only if they have changed
+        self._said: dict[str, float | int] = {}  # these values in the last events
 
     def add(self, rank: int, report: StepReport) -> None:
-        """Add a report of a rank."""
+        """Add the report that a rank has sent."""
         self.latest[rank] = report
         for ranks in (self._ranks, self._each):
             ranks.setdefault(rank, _Rank()).add(report)
@@ -87,7 +86,7 @@ class JobStatistics:
         self._lasting.update({k: v for k in _LASTING if (v := getattr(report, k)) is not None})
 
     def changed(self, now: float) -> None:
-        """Record that from now on the ranks belong to other workers."""
+        """Record that the cluster has changed, so that from now on a rank may be another worker."""
         self.latest.clear()
         self._each.clear()
         self._each_said_at = now
@@ -97,7 +96,7 @@ class JobStatistics:
         """Return the statistics since the last event; None if no rank has reported."""
         if not self._ranks:
             return None
-        from statistics import median  # the launcher starts faster without it
+        from statistics import median  # imported here so that the launcher starts faster
 
         ranks, self._ranks = self._ranks, {}
         seconds = sum(each.seconds for each in ranks.values()) or 1.0
@@ -125,9 +124,10 @@ class JobStatistics:
         return said
 
     def by_rank(self, now: float, size: int) -> RankStatistics | None:
-        """Return the statistics of each rank; None if no rank has reported or too little time has passed. The interval
-        in seconds equals the number of ranks. For a single rank the result is None, because the statistics of the job
-        are the same.
+        """Return the statistics of each rank; None if no rank has reported, or if the last result is too recent.
+
+        There is at most one result every `size` seconds. For a single rank the result is always None, because the
+        rank's statistics would be those of the job.
         """
         if size < 2 or now - self._each_said_at < size or not self._each:
             return None

@@ -1,7 +1,8 @@
-"""Describe in sentences what happened to a job, from the events of its log. Pure.
+"""Describe in sentences what happened to a job, from the events in its log. Pure.
 
-Nothing is inferred beyond the events. A cause is the reason that the controller or a worker reported. A cost is a time
-that a worker or the launcher measured. Facts that no event contains are null, and the sentence omits them.
+The sentences contain only what the events say. A cause is the reason that the controller or a worker reported. A cost
+is a time that a worker or the launcher measured. If no event contains a fact, the fact is null and the sentence omits
+it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from ms_kungfu import job_events as e
 from ms_kungfu._words import counted
 from ms_kungfu.launcher.state.account import JobAccount, spell, told
 
-_SLOW_SHARE = 0.2  # a rank is a straggler if the others spend at least this share of their time waiting for it
-_SLOW_S = 10.0  # the minimum duration in seconds, so that noise isn't reported
+_SLOW_SHARE = 0.2  # a rank is a straggler if the others wait for it for at least this fraction of their time
+_SLOW_S = 10.0  # the minimum duration of a straggler chapter in seconds, so that noise isn't reported
 _LONG_EVALUATION_S = 1.0
 
 
@@ -40,7 +41,7 @@ class Chapter:
 
 
 def story_of(events: Sequence[e.Event]) -> list[Chapter]:
-    """Return the chapters, ordered by their beginning. `events`: the events of one job, in order."""
+    """Return the chapters, sorted by the time at which they begin. `events`: one job's events, in order."""
     return _Teller(events).tell()
 
 
@@ -111,7 +112,10 @@ class _Teller:
 
     @staticmethod
     def _seen(event: e.WorkerFailed, later: Iterable[e.Event]) -> e.FailureSeen | None:
-        """Return the survivors' report of this failure. They report it before ranks change or another rank fails."""
+        """Return the event with which the survivors reported this failure; None if there is none.
+
+        Survivors report a failure before the cluster changes and before the same rank fails again.
+        """
         for each in later:
             if isinstance(each, e.FailureSeen) and each.rank == event.rank:
                 return each
@@ -180,7 +184,7 @@ class _Teller:
     # ---- training ----
 
     def delayed(self, event: e.StepDelayed, later: Sequence[e.Event]) -> Chapter | None:
-        """Describe a step that took long, unless a stall explains it."""
+        """Describe a step that took longer than usual; None if a stall is the cause."""
         if any(_delay(stall, after) is event for stall, after in self._stalls()):
             return None
         text = f"Step {event.step} took {spell(event.seconds)} longer than usual."
@@ -205,7 +209,7 @@ class _Teller:
         )
         cost_s = None if delay is None else delay.seconds
         if delay is not None and end is not None and delay.seconds < end.seconds / 2:
-            cost_s = end.seconds  # the rank that reports the step was itself stopped, and so was its clock
+            cost_s = end.seconds  # the rank that reported the step was itself stopped, so its measurement is too short
         elif delay is not None:
             until += f" Step {delay.step} took {spell(delay.seconds)} longer than usual."
         said = ""
@@ -238,10 +242,10 @@ class _Teller:
     # ---- stragglers ----
 
     def _stragglers(self) -> list[Chapter]:
-        """Describe each rank for which the others waited in most of their rank statistics, within a cluster version."""
+        """Describe each rank for which the others waited in consecutive rank statistics of a cluster version."""
         chapters: list[Chapter] = []
         run: list[e.RankStatistics] = []
-        kinds = (e.RankStatistics, e.VersionCommitted)  # in another version, the rank may be that of another worker
+        kinds = (e.RankStatistics, e.VersionCommitted)  # in another version, the rank may be another worker
         for each in [*(x for x in self.events if isinstance(x, kinds)), None]:
             event = each if isinstance(each, e.RankStatistics) else None
             if run and (event is None or _slowest(event) != _slowest(run[0])):
@@ -272,7 +276,10 @@ class _Teller:
 
 
 def _delay(stall: e.StallBegan, later: Iterable[e.Event]) -> e.StepDelayed | None:
-    """Return the lowest rank's report of the step in which the ranks waited, which is the next step that ended."""
+    """Return the lowest rank's report that the step with this stall took longer than usual; None if there is none.
+
+    The step with the stall is the next step that ends.
+    """
     for each in later:
         if isinstance(each, e.StepDelayed):
             return each
@@ -284,7 +291,7 @@ def _delay(stall: e.StallBegan, later: Iterable[e.Event]) -> e.StepDelayed | Non
 
 
 def _slowest(line: e.RankStatistics) -> int | None:
-    """Return the rank for which the others waited, if they spent much of their time waiting."""
+    """Return the rank for which the others waited; None if they spent only a small fraction of their time waiting."""
     known = {rank: part for rank, part in enumerate(line.waiting) if part is not None}
     if len(known) < 2:
         return None
@@ -293,7 +300,7 @@ def _slowest(line: e.RankStatistics) -> int | None:
 
 
 def _others(line: e.RankStatistics, rank: int) -> float:
-    """Return the fraction of time that the other ranks spent waiting."""
+    """Return the mean fraction of time that the ranks other than `rank` spent waiting."""
     parts = [part for i, part in enumerate(line.waiting) if i != rank and part is not None]
     return sum(parts) / len(parts) if parts else 0.0
 

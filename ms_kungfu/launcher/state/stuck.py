@@ -1,23 +1,25 @@
 """Find live workers that block the others because of an endless loop or a deadlock in the program. Pure.
 
-A worker with a heartbeat doesn't hang (`hangs`), but may never reach the collective in which the others wait. Each
-sleeping rank writes to shared memory for which rank it waits. When most of its deadline has passed, it also writes
-that it is overdue.
+A worker with a heartbeat doesn't hang (`hangs`), but it may never reach the collective in which the others wait. Each
+rank that sleeps in a collective writes to shared memory for which rank it waits. When most of the time until the
+sleeping rank's deadline has passed, the rank also writes that its wait is overdue.
 
-1. A *stuck* process is alive, isn't waiting itself, and is at the end of a chain of waits that begins with an overdue
-   process. If ranks wait for each other in a circle, they have called different operations, and none of them is stuck.
-   (`test_circle_has_no_stuck_rank`.)
+1. A *stuck* process is alive and isn't waiting itself, but other processes wait for it, directly or through a chain of
+   processes. At least one of these waits is overdue. If ranks wait for each other in a circle, they have called
+   different operations, and none of them is stuck. (`test_circle_has_no_stuck_rank`.)
 
-2. The controller acts only if, for some time, every look has found the process stuck. So a rank that arrives in that
-   time isn't considered stuck. A host's report expires within that time, so a host whose launcher gets no core can't
-   confirm that a rank is stuck. (`test_rank_that_arrives_is_not_confirmed`, `test_single_report_confirms_no_rank`.)
+2. The controller acts only if each check during some time has found the process stuck. So a rank that reaches the
+   collective in that time isn't considered stuck. A host's report expires within that time, so a host whose launcher
+   gets no core can't confirm that a rank is stuck. (`test_rank_that_arrives_is_not_confirmed`,
+   `test_single_report_confirms_no_rank`.)
 
-3. From the decision until the process has ended, the other ranks don't time out (`Board::SetEnding`). Otherwise they
-   would fail because of a rank that is being ended. If that rank arrives before it is ended, no wait is overdue any
-   more, and the rank continues.
+3. From the decision to end a stuck process until the process has ended, the other ranks don't time out
+   (`Board::SetEnding`). Without this, they would fail because they wait for a rank that is being ended. If that rank
+   reaches the collective before it is ended, no wait is overdue any more, and the rank continues.
 
-Between hosts, ranks wait for their host's inter-host transport. If no rank of its host waits for a transport, the
-transport waits for its own ranks. If it doesn't wait for a rank of its host, it waits for the other transports.
+If the ranks are on several hosts, a rank waits for its host's inter-host transport. While no rank waits for its host's
+transport, the transport waits for the ranks of that host. While at least one rank waits for it, the transport waits for
+the other hosts' transports, unless it waits for a rank of its host.
 """
 
 from __future__ import annotations
@@ -28,28 +30,31 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 _ALL_TRANSPORTS = ""  # no host has this name
 _SURE_S = 1.2
-_FRESH = 0.4  # a report is valid for this fraction of the time for which a rank must stay stuck
+_FRESH = 0.4  # a report is valid for this fraction of the time that `stuck_sure_s` returns
 
 
 def stuck_sure_s(timeout_s: float) -> float:
-    """Return for how many seconds every look has to find a rank stuck. `timeout_s`: the timeout of a collective."""
+    """Return for how many seconds each check has to find a rank stuck. `timeout_s`: the timeout of a collective."""
     return min(_SURE_S, timeout_s / 8)
 
 
 def told_each_s(period_s: float, timeout_s: float) -> float:
-    """Return the interval at which a host reports on its ranks: `period_s`, or less if reports would expire sooner."""
+    """Return the interval in seconds at which a host reports on its ranks.
+
+    The interval is `period_s`, or shorter if a report would expire before the next one.
+    """
     return min(period_s, _FRESH * stuck_sure_s(timeout_s))
 
 
 def stuck_among(alive: Collection[K], waits: Iterable[tuple[K, K, bool]]) -> dict[K, list[K]]:
-    """Return the stuck processes, each with the overdue processes that wait because of it.
+    """Return each stuck process, with the overdue processes that wait because of it.
 
-    If one process is stuck, the cost is linear in the number of waits.
+    The running time is linear in the number of waits if one process is stuck.
 
     Args:
         alive: the processes that the launcher hasn't declared dead.
-        waits: (sleeper, the process that it waits for, whether the wait is overdue). Inter-host transports occur in
-            `waits`, but never in `alive`.
+        waits: tuples of a sleeper, the process for which it waits, and whether the wait is overdue. Inter-host
+            transports may be in `waits`, but are never in `alive`.
     """
     sleepers: dict[K, list[K]] = {}  # awaited process -> the processes that wait for it
     asleep: set[K] = set()
@@ -77,25 +82,30 @@ def stuck_among(alive: Collection[K], waits: Iterable[tuple[K, K, bool]]) -> dic
 def waits_between_hosts(
     reports: Mapping[str, Sequence[tuple[int, int, bool]]], ranks: Mapping[str, Collection[int]]
 ) -> list[tuple[int | str, int | str, bool]]:
-    """Return the waits in a version that spans several hosts.
+    """Return the waits in a cluster version that spans several hosts, in the format of `stuck_among`.
 
-    `reports`: what each host has reported about its own ranks. In a report, -1 is the host's transport; the result
-    uses the host's name instead. `ranks`: the ranks of each host. A transport that waits for other transports waits
-    for `_ALL_TRANSPORTS`, which waits for each transport. So there is one pair per host, not one per pair of hosts.
+    If a transport waits for the other transports, the result says that it waits for `_ALL_TRANSPORTS`, and that
+    `_ALL_TRANSPORTS` waits for each transport. So the result contains a few entries per host instead of one entry per
+    pair of hosts.
+
+    Args:
+        reports: the waits that each host has reported for its own ranks. In a report, -1 stands for the host's
+            transport. The result contains the host's name instead.
+        ranks: the ranks of each host.
     """
     waits: list[tuple[int | str, int | str, bool]] = [(_ALL_TRANSPORTS, host, False) for host in reports]
     for host, own in reports.items():
         waits += [(host if a < 0 else a, host if b < 0 else b, is_overdue) for a, b, is_overdue in own]
         if any(sleeper < 0 for sleeper, *_ in own):
             continue
-        # A transport has nothing to exchange until a rank of its host arrives and waits for it.
+        # A transport has nothing to exchange before a rank on its host waits for it.
         is_idle = not any(awaited < 0 for _, awaited, _ in own)
         waits += [(host, other, False) for other in (ranks[host] if is_idle else (_ALL_TRANSPORTS,))]
     return waits
 
 
 class StuckWatch(Generic[K]):
-    """Report the processes that every look for `sure_s` has found stuck."""
+    """Report the processes that each check during `sure_s` seconds has found stuck."""
 
     def __init__(self, sure_s: float) -> None:
         self._sure_s = sure_s
@@ -107,9 +117,9 @@ class StuckWatch(Generic[K]):
 
 
 def stuck_reason(waiting: Sequence[int], variable: str, limit_s: float) -> str:
-    """Return why the controller killed a worker for which these ranks wait.
+    """Return the reason why the controller killed a worker for which the ranks in `waiting` wait.
 
-    `variable`: the environment variable that sets the limit of their wait.
+    `variable`: the environment variable that sets the time limit `limit_s` of a wait.
     """
     ranks = ", ".join(map(str, waiting))
     wait = f"rank {ranks} waits" if len(waiting) == 1 else f"ranks {ranks} wait"

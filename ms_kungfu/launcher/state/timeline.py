@@ -1,14 +1,16 @@
-"""The traces of a job's workers as one timeline: their events, one clock, and a summary; pure.
+"""Merge the traces of a job's workers into one timeline with one clock, and summarize each worker's trace. Pure.
 
-The hosts' clocks are compared by the collectives that both hosts have in their traces.
+The offset between two hosts' clocks is found from the collectives that are in the traces of both hosts.
 
-1. A collective ends at a rank after it has begun at every rank. So if a collective lasts from b to e at two hosts, by
-   the clock of each, the second clock is ahead of the first by at least `b2 - e1` and at most `e2 - b1`.
-   (`test_offset_of_hosts_is_within_its_error`)
-2. Each collective bounds the offset at its own time. At other times the bound is wider by what the clocks may drift
-   apart, `DRIFT`. The offset is the middle of what all bounds leave, and its error is half of their distance.
+1. A collective ends at a rank only after it has begun at every rank. Suppose that it lasts from `b1` to `e1` by the
+   first host's clock and from `b2` to `e2` by the second host's clock. Then the second clock is ahead of the first by
+   at least `b2 - e1` and at most `e2 - b1`. (`test_offset_of_hosts_is_within_its_error`)
+2. Each collective gives a lower and an upper bound of the offset at the time of the collective. At another time these
+   bounds are wider, because the clocks may have drifted apart at the rate `DRIFT`. The offset is the middle between the
+   highest lower bound and the lowest upper bound. Its error is half of their distance.
    (`test_drifting_clocks_stay_within_the_error`)
-3. Collectives are equal if version, name and number are. Only those are used whose result needs every rank's data.
+3. Two traces contain the same collective if cluster version, name and number are equal. Only collectives whose result
+   needs every rank's data are used.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from typing import Any
 from msgspec import Struct
 
 DRIFT = 2e-4
-"""How fast the clocks of two hosts may drift apart: seconds per second."""
+"""How fast the clocks of two hosts may drift apart, in seconds per second."""
 
 COMM_THREAD = "kungfu-comm"
 _MEETS = ("all_reduce ", "all_gather ", "barrier ")
-_SAMPLE_US = 50_000.0  # how often the offset is kept
+_SAMPLE_US = 50_000.0  # the minimum time between two offsets that are kept
 _WAITS = "wait for reductions"
 _BEGIN = {"host": str, "job": str, "clock": str, "unix_us": float, "monotonic_us": float}  # args of kungfu_begin
 _PARTS = (
@@ -36,7 +38,7 @@ _PARTS = (
 
 
 class TraceEvent(Struct, omit_defaults=True):
-    """An event of Chrome's trace format; times in microseconds."""
+    """An event in Chrome's trace format. Its times are in microseconds."""
 
     ph: str
     name: str
@@ -55,7 +57,7 @@ Times = tuple[float, float]
 
 @dataclass
 class WorkerTrace:
-    """What is kept of one worker's trace. Add each of its events once."""
+    """The sums and times that are kept of one worker's trace. The caller adds each event of the trace once."""
 
     host: str = ""
     pid: int = 0
@@ -63,10 +65,10 @@ class WorkerTrace:
     clock: str = ""
     unix_us: float = 0.0
     monotonic_us: float = 0.0
-    is_known: bool = False  # whether the file has said what it is
+    is_known: bool = False  # whether the trace has described its worker, with `kungfu_begin`
     lost: int = 0
     is_cut: bool = False  # whether the file has reached its size limit
-    ranks: list[int] = field(default_factory=list)  # in the versions that it was in
+    ranks: list[int] = field(default_factory=list)  # the worker's rank in each cluster version that it was in
     first_us: float = float("inf")
     last_us: float = 0.0
     steps: list[float] = field(default_factory=list)
@@ -81,7 +83,7 @@ class WorkerTrace:
     _program_waits: list[Times] = field(default_factory=list)
 
     def add(self, event: TraceEvent) -> None:
-        """Count an event."""
+        """Add an event of the trace."""
         if event.ph == "M":
             self._describe(event)
             return
@@ -122,7 +124,7 @@ class WorkerTrace:
 
     @property
     def hidden_us(self) -> float:
-        """The time of collectives in which the program didn't wait for them."""
+        """The time in which collectives ran while the program didn't wait for them."""
         return _length(self._collectives) - _common(self._collectives, self._program_waits)
 
     @property
@@ -146,7 +148,7 @@ def _length(spans: Iterable[Times]) -> float:
 
 
 def _common(one: Iterable[Times], other: Iterable[Times]) -> float:
-    """Return for how long both of two sets of spans last."""
+    """Return the total time that is covered by both sets of spans."""
     ours, theirs = _union(one), _union(other)
     common, at = 0.0, 0
     for begin, end in ours:
@@ -161,9 +163,12 @@ def _common(one: Iterable[Times], other: Iterable[Times]) -> float:
 
 @dataclass(frozen=True)
 class Offset:
-    """By how much a clock is ahead of the timeline's clock: at each of `times` (by that clock), with its error.
+    """The offset of a clock, which says by how much the clock is ahead of the timeline's clock.
 
-    `error_us` is infinite if the offset is only that of the hosts' time of day.
+    Args:
+        times: the times at which the offset is known, by the clock that has the offset.
+        offsets: the offset at each of these times.
+        error_us: the error of the offsets. It is infinite if the offset comes only from the hosts' time of day.
     """
 
     times: Sequence[float]
@@ -171,7 +176,7 @@ class Offset:
     error_us: float
 
     def at(self, time_us: float) -> float:
-        """Return the offset at a time of that clock."""
+        """Return the offset at a time by the clock that has the offset."""
         right = bisect.bisect(self.times, time_us)
         if right == 0 or right == len(self.times):
             return self.offsets[min(right, len(self.times) - 1)]
@@ -181,11 +186,11 @@ class Offset:
 
 
 def offset_of(own: Mapping[Key, Sequence[Times]], other: Mapping[Key, Sequence[Times]]) -> Offset | None:
-    """Return by how much the other clock is ahead, or None without a common collective.
+    """Return by how much the other clock is ahead; None if there is no common collective.
 
     Args:
-        own: the begin and end of each collective at each rank whose clock is the timeline's.
-        other: the same at the ranks of the other clock.
+        own: the begin and end of each collective at each rank that uses the timeline's clock.
+        other: the begin and end of each collective at each rank that uses the other clock.
     """
     bounds = []
     for key in own.keys() & other.keys():
@@ -207,7 +212,7 @@ def offset_of(own: Mapping[Key, Sequence[Times]], other: Mapping[Key, Sequence[T
 
 
 def _tightest(times: Sequence[float], bounds: Sequence[float]) -> list[float]:
-    """Return the highest lower bound at each time that follows from all bounds, and from how fast clocks drift."""
+    """Return, for each time, the highest lower bound that follows from all bounds and the clocks' maximum drift."""
     tightest = list(bounds)
     for k in range(1, len(times)):
         tightest[k] = max(tightest[k], tightest[k - 1] - DRIFT * (times[k] - times[k - 1]))
@@ -217,9 +222,9 @@ def _tightest(times: Sequence[float], bounds: Sequence[float]) -> list[float]:
 
 
 def offsets_of(workers: Sequence[WorkerTrace]) -> dict[str, Offset]:
-    """Return the offset of each clock from that of the first worker.
+    """Return the offset of each clock from the first worker's clock.
 
-    Workers with the same clock need none: CLOCK_MONOTONIC is the same for all processes of a boot.
+    Workers on the same machine have the same clock, because CLOCK_MONOTONIC is the same for all processes since a boot.
     """
     by_clock: dict[str, list[WorkerTrace]] = defaultdict(list)
     for worker in workers:
@@ -246,7 +251,7 @@ def _meetings(workers: Iterable[WorkerTrace]) -> dict[Key, list[Times]]:
 
 
 def summary_of(worker: WorkerTrace) -> list[str]:
-    """Return what a worker's time went into, in lines."""
+    """Return lines of text that say how a worker spent its time."""
     total = max(0.0, worker.last_us - worker.first_us)
     lines = [f"{worker.name} ({worker.host}, pid {worker.pid}): {total / 1e6:.3g} s"]
     if worker.steps:

@@ -1,4 +1,4 @@
-"""How far the training of a job is, from its events, for the status document. Pure."""
+"""Derive the progress of a job's training from the job's events, for the status document. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ms_kungfu import job_events as e
 
-_WINDOW_S = 10.0  # over which rates are averaged
+_WINDOW_S = 10.0  # rates are averaged over this time
 
 
 class TrainingWatch:
@@ -16,7 +16,7 @@ class TrainingWatch:
     def __init__(self) -> None:
         self._latest: dict[str, Any] = {}
         self._recent: collections.deque[e.Statistics] = collections.deque()
-        self._stalls: dict[int, e.StallBegan] = {}  # by the rank that the others wait for
+        self._stalls: dict[int, e.StallBegan] = {}  # rank for which the others wait -> its stall
 
     def add(self, event: e.Event) -> None:
         if isinstance(event, e.Statistics):
@@ -31,16 +31,17 @@ class TrainingWatch:
         elif isinstance(event, e.StallEnded) and event.rank is not None:
             self._stalls.pop(event.rank, None)
         elif isinstance(event, e.VersionCommitted):
-            self._recent.clear()  # its rates are of another size
-            self._stalls.clear()  # its ranks are other workers
+            self._recent.clear()  # the rates belong to the previous cluster size
+            self._stalls.clear()  # in the new version a rank may be another worker
 
     def describe(self, now: float, is_over: bool = False) -> dict[str, Any]:
         """Return the fields `training` and `stalls` of the status document.
 
-        `now`: in seconds since 1970. `is_over`: whether the job ends, so that no time is left and no rate is known.
+        `now`: in seconds since 1970. `is_over`: whether the job is ending. If it is, the result has no rates and no
+        remaining time.
         """
         stalls = [] if is_over else self._told_stalls(now)
-        rates = (None, None) if is_over or stalls else self._rates(now)  # in a stall, too, no rate predicts anything
+        rates = (None, None) if is_over or stalls else self._rates(now)  # a rate predicts nothing during a stall
         return {"training": self._training(*rates) if self._latest else None, "stalls": stalls}
 
     def _training(self, steps_per_s: float | None, samples_per_s: float | None) -> dict[str, Any]:
@@ -53,10 +54,10 @@ class TrainingWatch:
         return {**{name: self._latest.get(name) for name in names}, **rates}
 
     def _rates(self, now: float) -> tuple[float | None, float | None]:
-        """Return steps and samples per second. The rates fall while no step ends for longer than usual."""
+        """Return steps and samples per second. The rates decrease if no step has ended for longer than usual."""
         if len(self._recent) < 2:
             return None, None
-        began, *rest = self._recent  # `began` covers a time before, e.g. the start of the program
+        began, *rest = self._recent  # `began` covers time that doesn't count here, e.g. the start of the program
         seconds = (rest[-1].time or 0.0) - (began.time or 0.0)
         idle_s = now - (rest[-1].time or now)
         if idle_s > 2 * max(each.seconds for each in rest):

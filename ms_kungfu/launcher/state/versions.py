@@ -1,6 +1,7 @@
-"""Track the known cluster versions and the committed version, and answer each worker's request. Pure.
+"""Track the known cluster versions and the committed version, and answer the workers' requests for slots. Pure.
 
-The members depend on this part of `coordinator`. It doesn't depend on sockets, processes or clocks.
+This part of `coordinator` guarantees that all members adopt the same versions. It doesn't depend on sockets,
+processes or clocks.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ from ms_kungfu.launcher.wire.messages import ClusterPart, Detached, Stay
 class Request:
     """A worker's request for a slot.
 
-    A member sends its present version and the agreed version; a joining worker sends neither. `step`: the member's
-    training step, for the launcher's log lines.
+    Args:
+        peer: the worker's peer ID.
+        incarnation: the cluster version for which the worker's process was started.
+        member_of: the cluster version that the worker is in; None for a joining worker.
+        version: the cluster version on which the members have agreed; None for a joining worker.
+        step: the member's training step, for the launcher's log lines.
     """
 
     peer: PeerID
@@ -49,46 +54,48 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Wait:
-    """There is no answer yet. If `unknown` is set, the launcher should look for that version."""
+    """There is no answer yet. If `unknown` is set, the launcher should look for the version with that number."""
 
     unknown: int | None = None
 
 
 @dataclass
 class ClusterVersions:
-    """The known cluster versions, the committed one, and the processes that are excluded or have exited.
+    """The known cluster versions, the committed version, and the processes that are excluded or have exited.
 
-    A process is identified by its peer ID and its incarnation, which is the version it was started for. If a peer
-    leaves and comes back, it is another process, and the old process must not get the slot of the new one.
+    In this class "version" means a cluster version. A process is identified by its peer ID and its incarnation, which
+    is the version for which the process was started. If a peer leaves and comes back, it is a new process, and the old
+    process must not get the slot of the new process.
 
-    1. The newest version is the desired one. Between the committed and the newest version, only versions that lead to
-       the newest one are kept (`_leads_to`); the others are *superseded*. No member is notified of a superseded
-       version. Processes that only a superseded version needs are excluded. A member that has agreed on a superseded
-       version stays in its current version. (`test_cluster_versions.py`.)
+    1. The newest version is the desired version. A version between the committed and the newest version is kept only if
+       it leads to the newest version (`_leads_to`). If it doesn't, it is *superseded*. No member is notified of a
+       superseded version. Processes that only a superseded version needs are excluded. A member that has agreed on a
+       superseded version stays in its current version. (`test_cluster_versions.py`.)
 
     2. A superseded version stays superseded, and all members of the committed version have agreed on the same version.
-       So all get the same answer: either a member has already adopted the version and all others do, or no member ever
-       does.
+       So all members get the same answer: either a member has already adopted the agreed version and all other members
+       adopt it, too, or no member ever adopts it.
 
-    3. So processes start only for the newest version, and each version that may still be committed refers to that same
-       process by its peer ID.
+    3. So processes start only for the newest version. All versions that may still be committed refer to the same
+       process by a given peer ID.
     """
 
     clusters: dict[int, Cluster] = field(default_factory=dict)
     committed: int | None = None
-    refused: dict[int, str] = field(default_factory=dict)  # version that the launcher can't run -> reason
-    # For each peer, the versions that don't contain it and so have excluded all its earlier processes. Each peer in a
-    # known version has an entry, even if the entry is empty (`_forget`).
+    refused: dict[int, str] = field(default_factory=dict)  # number of a version that can't be run -> reason
+    # For each peer, the versions that don't contain it. Each of these versions has excluded all processes that the peer
+    # had before. Each peer in a known version has an entry, which may be empty (`_forget`).
     excluded: dict[PeerID, list[int]] = field(default_factory=dict)
-    # For each peer with exited processes, ranges from an incarnation to a version. For versions in such a range, the
-    # peer ID refers to an exited process.
+    # For each peer with exited processes, ranges of versions. Each range begins with the incarnation of an exited
+    # process. In the versions of the range, the peer ID refers to that process.
     ended: dict[PeerID, list[range]] = field(default_factory=dict)
-    # Processes that have registered and are waiting for their first version.
+    # Processes that have registered and are waiting until a version with them is committed.
     ready: set[tuple[PeerID, int]] = field(default_factory=set)
-    # Hosts that failed or left, each with the last version that refers to it. A host that comes back is another host.
+    # Hosts that failed or left, each with the last version that refers to it. If a host comes back, it counts as a new
+    # host, to which later versions refer.
     lost_hosts: dict[str, float] = field(default_factory=dict)
-    # After a takeover: workers that were started for versions unknown to this controller, each with its version. These
-    # versions don't refer to a process that exited earlier under the same name.
+    # Workers that were started, before this controller took over, for versions that it doesn't know; each with its
+    # version. In these versions, the peer ID doesn't refer to an earlier process that has exited.
     joining: dict[PeerID, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -97,7 +104,7 @@ class ClusterVersions:
                 self.excluded.setdefault(peer, [])
 
     def kept(self) -> Versions:
-        """Return what the next controller needs. This excludes ready processes and versions that aren't committed."""
+        """Return what the next controller needs. It doesn't need ready processes or versions that aren't committed."""
         kept = [ClusterPart.of(each) for each in self.clusters.values() if each.version <= (self.committed or 0)]
         return Versions(
             kept if self.committed is not None else [],
@@ -118,13 +125,13 @@ class ClusterVersions:
         )
 
     def meant_by(self, peer: PeerID, version: int) -> int:
-        """Return the earliest incarnation of the process to which `version` refers by this peer."""
+        """Return the lowest incarnation of a process to which `version` can refer by this peer ID."""
         out = [v + 1 for v in self.excluded.get(peer, ()) if v < version]
         out += [known.stop for known in self.ended.get(peer, ()) if known.stop <= version]
         return max(out, default=0)
 
     def concerns(self, peer: PeerID, incarnation: int) -> bool:
-        """Return whether the exit of this process matters to members, or to workers that wait for joining workers."""
+        """Return whether the exit of this process matters to members or to a version that waits for joining workers."""
         if any(incarnation < known.stop for known in self.ended.get(peer, ())):
             return False
         is_new = self.committed is not None and incarnation > self.committed
@@ -142,13 +149,14 @@ class ClusterVersions:
         return self.clusters[max(self.clusters)] if self.clusters else None
 
     def admit(self, cluster: Cluster) -> None:
-        """Add a version and make it the desired version. A version is never redefined."""
+        """Add a version and make it the desired version. Ignore it if it isn't newer than all known versions."""
         newest = self.newest
         if newest is not None and cluster.version <= newest.version:
             return
         if newest is not None:
-            # The writer may not know that a process has exited: a peer that is still listed refers to the exited
-            # process. A peer that an earlier version excluded and that is listed again is a joining worker.
+            # The writer of the new version may not know that a process has exited. So if the newest version lists the
+            # peer and the new version still does, both refer to the exited process. If the newest version doesn't list
+            # the peer, the new version refers to a joining worker.
             for peer in set(cluster.workers).intersection(self.ended_in(newest)).difference(self.joining):
                 self.ended[peer][-1] = range(self.ended[peer][-1].start, cluster.version + 1)
         for peer in cluster.workers:
@@ -167,10 +175,9 @@ class ClusterVersions:
                         self.excluded.setdefault(peer, []).append(newest.version)
 
     def _leads_to(self, cluster: Cluster, newest: Cluster) -> bool:
-        """Return whether `cluster` can be adopted before `newest` without being undone.
+        """Return whether the members can adopt `cluster` first and `newest` later, without undoing a change.
 
-        That is the case if it adds no process that the newest version excludes, and removes no member that the newest
-        version keeps.
+        They can if `cluster` adds no process that `newest` excludes, and removes no member that `newest` keeps.
         """
         return all(
             self._is_member(peer) or peer in newest.workers or self._has_ended(peer, cluster.version)
@@ -183,37 +190,38 @@ class ClusterVersions:
             for peer in known.workers:
                 if peer not in cluster.workers and not self.is_out(peer, version):
                     self.excluded.setdefault(peer, []).append(version)
-        # The previous version is kept: its members are in it until each of them has requested this version.
+        # The previous version is kept, because a member stays in it until the member has requested the new version.
         self.clusters = {v: c for v, c in self.clusters.items() if v >= version or v == self.committed}
         self.refused = {v: reason for v, reason in self.refused.items() if v > version}
         self.committed = version
         self._forget()
 
-    # The entries of removed peers and hosts are bounded by what the known versions list, for however long the job runs.
-    # `test_cluster_versions.py` compares the answers with those of an object that forgets nothing.
+    # The number of entries for removed peers and hosts depends only on what the known versions list. It doesn't grow
+    # while the job runs. `test_cluster_versions.py` compares the answers with those of an object that drops no entry.
     #
-    # 1. A process is started for the newest version, which lists its peer. Its incarnation is that version. So a peer
-    #    with processes has had an entry in `excluded` since `admit`.
-    # 2. If no known version lists a peer, an entry excludes its processes, or they are newer than the committed
-    #    version. In the first case their version was superseded, or a later version was committed instead; both
-    #    exclude the living workers that they drop. In the second case an earlier controller started the processes for
-    #    versions that this controller doesn't know.
-    # 3. So when the committed version is newer than all entries of such a peer, a simple rule gives the same answer. A
-    #    process is out if its incarnation is at most the committed version. `is_out` applies that rule to a peer
-    #    without an entry. If a version lists the peer again, its entry begins with the committed version; the new
-    #    process is newer (1).
-    # 4. `belongs` and `meant_by` are called for known versions only. Of the entries before the oldest known version,
-    #    only the last matters. An exit whose range ends there has the same meaning as an exclusion one version
-    #    earlier.
+    # 1. A process is started for the newest version, which lists the process's peer. The process's incarnation is that
+    #    version. So a peer that has a process has an entry in `excluded`, which `admit` has added.
+    # 2. If no known version lists a peer, either an entry excludes the peer's processes, or the processes are newer
+    #    than the committed version. An entry excludes them if their version was superseded, or if a later version was
+    #    committed instead; in both cases the living workers that are dropped become excluded. The processes are newer
+    #    than the committed version if an earlier controller started them for versions that this controller doesn't
+    #    know.
+    # 3. So when the committed version is newer than all entries of such a peer, the entries aren't needed. A simple
+    #    rule gives the same answer: a process is out if its incarnation is at most the committed version. `is_out`
+    #    applies this rule to a peer without an entry. If a version lists the peer again, the peer's new entry begins
+    #    with the committed version. The new process is newer than that (1), so the entry doesn't exclude it.
+    # 4. `belongs` and `meant_by` are called for known versions only. So of a peer's entries before the oldest known
+    #    version, only the last one matters. An exit whose range ends before the oldest known version means the same as
+    #    an exclusion by the last version of the range.
     # 5. Callers look up a lost host for a known version (`lost_host_of`), or by its name as one of the job's hosts
     #    (`LeaderSnapshot`). A writer starts from the newest version (compare-and-swap), so it names only hosts that
-    #    occur in that version's workers, runners or slots. If no known version names the host, the host isn't in the
-    #    job: `Hosts.check` rejects workers there, and its launcher isn't in the snapshot (`Agent._is_over_for`).
-    # 6. The entry of a host that came back is needed as long as a known version refers to the earlier host of that
+    #    occur in the newest version's workers, runners or slots. If no known version names a host, that host isn't in
+    #    the job: `Hosts.check` rejects workers on it, and its launcher isn't in the snapshot (`Agent._is_over_for`).
+    # 6. The entry of a host that came back is needed as long as a known version refers to the lost host of the same
     #    name.
 
     def _forget(self) -> None:
-        """Drop the entries to which no known version can refer any more."""
+        """Drop the entries that no known version needs any more."""
         oldest, committed = min(self.clusters), self.committed or 0
         listed = {peer for cluster in self.clusters.values() for peer in cluster.workers}
         for peer in {**self.excluded, **self.ended}:
@@ -232,10 +240,10 @@ class ClusterVersions:
         }
 
     def exclude_everybody(self) -> None:
-        """Exclude all processes, so that each process that registers from now on is a different process.
+        """Exclude all processes, including processes that survive SIGKILL.
 
-        All members have finished, so no member can commit a version for which other workers were started. A process
-        that survives SIGKILL is excluded, too.
+        If a process with the same peer ID registers later, it counts as a new process. The caller calls this when all
+        members have finished. No member can then commit a version for which other workers were started.
         """
         newest = self.newest
         for peer in {peer for known in self.clusters.values() for peer in known.workers}:
@@ -243,10 +251,10 @@ class ClusterVersions:
             self.excluded.setdefault(peer, []).append(newest.version)
 
     def record_end(self, peer: PeerID, incarnation: int) -> None:
-        """Record an exit.
+        """Record that a process has exited.
 
-        In known versions, and in versions whose writer didn't know of the exit, `peer` refers to this
-        process.
+        In the known versions, and in later versions whose writer didn't know that the process had exited, `peer` refers
+        to this process.
         """
         newest = self.newest
         if newest is not None and not self.is_out(peer, incarnation):
@@ -255,30 +263,30 @@ class ClusterVersions:
             self.ended.setdefault(peer, []).append(range(incarnation, stop))
 
     def ended_in(self, cluster: Cluster) -> list[PeerID]:
-        """Return the workers of `cluster` whose processes have exited."""
+        """Return the workers of `cluster` whose process has exited."""
         return [peer for peer in cluster.workers if self._has_ended(peer, cluster.version)]
 
     def _has_ended(self, peer: PeerID, version: int) -> bool:
-        """Return whether the process to which `version` refers by `peer` has exited."""
+        """Return whether `version` means, by the peer ID `peer`, a process that has exited."""
         return any(version in known for known in self.ended.get(peer, ()))
 
     def _is_member(self, peer: PeerID) -> bool:
-        """Return whether `peer` is in the committed cluster and isn't known to have failed.
+        """Return whether `peer` is in the committed cluster and isn't known to have exited.
 
-        It has or gets the training state.
+        Such a worker has the training state or is about to get it.
         """
         current = self.current
         return current is not None and peer in current.workers and not self._has_ended(peer, current.version)
 
     def is_out(self, peer: PeerID, incarnation: int) -> bool:
-        """Return whether this process is excluded for good, or has exited."""
+        """Return whether this process is excluded for ever or has exited."""
         forgotten = () if self.committed is None else (self.committed,)
         return any(incarnation <= version for version in self.excluded.get(peer, forgotten)) or any(
             incarnation < known.stop for known in self.ended.get(peer, ())
         )
 
     def belongs(self, peer: PeerID, incarnation: int, version: int) -> bool:
-        """Return whether `version` refers to this process by its peer ID, not to an earlier or later process."""
+        """Return whether `version` means this process by its peer ID, and not an earlier or later process."""
         return (
             incarnation <= version
             and not any(incarnation <= v <= version for v in self.excluded.get(peer, []))
@@ -286,12 +294,14 @@ class ClusterVersions:
         )
 
     def preparable(self) -> int | None:
-        """Return the newest version that its members could adopt at once because all its joining workers are ready.
+        """Return the newest version whose members could adopt it at once, because all its joining workers are ready.
 
-        A failed member doesn't delay the version: like the present version, it then has a failed rank until the next
-        version. But a version is never committed if one of its joining workers has exited, or if no process in it
-        would have the training state. In that case the members continue to train until the controller has written the
-        next version.
+        The result is the committed version if there is no newer such version, or None if no version is committed
+        either.
+
+        A failed member doesn't delay a version. The new version then has a failed rank, as the present version has. But
+        a version is never committed if one of its joining workers has exited, or if no process in it would have the
+        training state. In these cases the members continue training until the controller has written the next version.
         """
         for version in sorted(self.clusters, reverse=True):
             if self.committed is not None and version <= self.committed:
@@ -305,11 +315,12 @@ class ClusterVersions:
     def _may_come_true(self, cluster: Cluster) -> bool:
         """Return whether a member may still commit `cluster`.
 
-        If not, no member ever does: a failed process stays failed.
-
-        So all members get the same answer. A member that asks before a relevant failure commits the version for all.
+        If the result is False, it stays False, because a failed process stays failed. So no member commits `cluster`
+        later, and all members get the same answer. If a member asks before the failure, that member commits the version
+        for all members.
         """
-        # Each host holds a part of the memory of each of its versions, so a lost host is in no future version.
+        # A host has a part of the memory of each version that it is in. If the host is lost, so is that memory, and
+        # the versions that refer to it can't be committed.
         if self.lost_host_of(cluster) is not None:
             return False
         return self._keeps_the_state(cluster) and not any(
@@ -318,30 +329,31 @@ class ClusterVersions:
         )
 
     def may_be_committed(self, version: int) -> bool:
-        """Return whether a version that a member has requested can still be committed."""
+        """Return whether the version with this number, which a member has requested, can still be committed."""
         return version in self.clusters and self._may_come_true(self.clusters[version])
 
     def lose_host(self, host: str) -> None:
-        self.lost_hosts.pop(host, None)  # keeps the entries in the order of the losses
+        self.lost_hosts.pop(host, None)  # so that the entries are in the order in which the hosts were lost
         self.lost_hosts[host] = math.inf
 
     def host_is_back(self, host: str) -> None:
-        """Record that a lost host is back.
+        """Record that a lost host has come back.
 
-        Known versions refer to the lost host and are never committed. Later versions refer to the new host.
+        The versions that are known so far still refer to the lost host, so they are never committed. Later versions
+        refer to the new host.
         """
         if host in self.lost_hosts:
             self.lost_hosts[host] = -1 if self.newest is None else self.newest.version
 
     def lost_host_of(self, cluster: Cluster) -> str | None:
-        """Return a host that has failed or left and to which `cluster` refers."""
+        """Return a host of `cluster` that has failed or left; None if there is no such host."""
         return next((host for host in cluster.hosts if cluster.version <= self.lost_hosts.get(host, -1)), None)
 
     def _keeps_the_state(self, cluster: Cluster) -> bool:
         return self.committed is None or any(self._is_member(peer) for peer in cluster.workers)
 
     def staying_without(self, peer: PeerID, leaving: Collection[PeerID]) -> int:
-        """Return how many members of the newest version would remain without `peer` and the members in `leaving`."""
+        """Return how many members would remain in the newest version if `peer` and the members in `leaving` left."""
         stay = set() if self.newest is None else {*self.newest.workers} - {peer, *leaving}
         return sum(map(self._is_member, stay))
 
@@ -351,9 +363,9 @@ class ClusterVersions:
         return any(each == peer and self.belongs(each, incarnation, version) for each, incarnation in self.ready)
 
     def _was_member(self, peer: PeerID, version: int) -> bool:
-        """Return whether the exited process to which `version` refers by `peer` was in the committed cluster.
+        """Return whether the exited process that `version` means by `peer` was in the committed cluster.
 
-        If so, the failure of that process doesn't prevent `version`.
+        If it was, `version` can be committed although that process has failed.
         """
         current = self.current
         return (
@@ -363,11 +375,11 @@ class ClusterVersions:
         )
 
     def would_commit(self, request: Request) -> Cluster | None:
-        """Return the cluster that an answer to `request` would commit.
+        """Return the cluster that an answer to `request` would commit; None if the answer would commit none.
 
-        Only a process in that cluster can commit it: the process is alive and has the training state. If all workers in
-        an agreed version fail before one of them has requested it, no worker adopts the version. The workers that were
-        about to leave remain.
+        Only a process in the cluster can commit the cluster, because that process is alive and has the training state.
+        Suppose that all workers in an agreed version fail before one of them has requested the version. Then no worker
+        adopts it, and the workers that were about to leave stay.
         """
         current = self.current
         if current is None or request.version is None or request.version <= current.version:
@@ -380,7 +392,7 @@ class ClusterVersions:
         return cluster if self._may_come_true(cluster) else None
 
     def answer(self, request: Request) -> Grant | Detached | Stay | Refuse | Wait:
-        """Return the answer to `request` at this time. This may commit the version that a member requests."""
+        """Return the present answer to `request`. The call may commit the version that a member requests."""
         if self.is_out(request.peer, request.incarnation):
             return Detached()
         current = self.current
@@ -407,7 +419,7 @@ class ClusterVersions:
             if desired is None or not self._may_come_true(desired):
                 return Stay()
             if self.would_commit(request) is None:
-                return Wait()  # the answer for a member that stays
+                return Wait()  # until a member that stays requests, and so commits, the version
             self.commit_version(request.version)
             return self.answer(request)
         rank = current.rank_of(request.peer)

@@ -1,1 +1,1 @@
-"""``python -m ms_kungfu.doctor``: report what is installed, what would be used, and remedies for problems."""
+"""``python -m ms_kungfu.doctor``: report what is installed, what a job would use, and remedies for problems."""

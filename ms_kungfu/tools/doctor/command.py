@@ -1,4 +1,4 @@
-"""``python -m ms_kungfu.doctor``: the command line."""
+"""Run the command ``python -m ms_kungfu.doctor``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
 
 
 def examine(system: System, checks: Iterable[tuple[str, Check]] = CHECKS) -> Iterator[Finding]:
-    """Yield each finding as soon as it is known. If a check fails, that is a finding, and the other checks continue."""
+    """Yield each finding as soon as it is known. If a check raises an exception, this is a finding, too."""
     for topic, check in checks:
         try:
             yield from check(system)
@@ -48,13 +48,16 @@ def examine(system: System, checks: Iterable[tuple[str, Check]] = CHECKS) -> Ite
 
 
 def main(arguments: Sequence[str] | None = None, system: System | None = None) -> int:
-    """Run the command. Exit status: 0 without problems, 1 with problems, 2 for an invalid command line."""
+    """Run the command. Return the exit status: 0 if there are no problems, 1 if there are problems.
+
+    The exit status is 2 if the command line is invalid.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m ms_kungfu.doctor",
-        description="Shows what is installed and what a job would use. ok: it works; missing: it isn't installed, but "
-        "everything else works without it; wrong: it must be repaired. A line with -> gives the remedy.",
+        description="Shows what is installed and what a job would use. ok: the item works; missing: it isn't "
+        "installed, but everything else works without it; wrong: it must be repaired. A line with -> gives the remedy.",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of lines")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
     as_json = parser.parse_args(arguments).json
     findings = []
     with printing(parser.prog):

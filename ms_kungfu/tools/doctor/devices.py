@@ -1,4 +1,4 @@
-"""The checks of GPUs with CUDA and NCCL, and of Ascend devices with CANN and HCCL."""
+"""Check GPUs with CUDA and NCCL, and Ascend devices with CANN and HCCL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ms_kungfu.tools.doctor.system import Outcome, System
 _TOOLKIT = "/usr/local/Ascend/ascend-toolkit/latest"
 _DRIVER_INFO = "/usr/local/Ascend/driver/version.info"
 
-# Opens a library and returns NCCL's version, or 0 if the library isn't NCCL.
+# This program opens a library, and returns NCCL's version, or 0 if the library isn't NCCL.
 _OPEN = """
 import ctypes
 try:
@@ -26,7 +26,7 @@ if hasattr(library, "ncclGetVersion"):
     library.ncclGetVersion(ctypes.byref(version))
 answer(version.value)
 """
-# Returns the CUDA version that the driver supports (12040 is 12.4), and the number of GPUs.
+# This program returns the CUDA version that the driver supports (12040 is 12.4), and the number of GPUs.
 _ASK_DRIVER = """
 import ctypes, os
 os.environ.pop("CUDA_VISIBLE_DEVICES", None)
@@ -51,7 +51,7 @@ def check_gpu(system: System) -> Iterator[Finding]:
     driver = f"driver {version}" if version else "no driver version"
     if not nodes and version is None:
         yield missing("GPU", "none: no /dev/nvidia*, no driver")
-    elif not nodes:  # a container without a GPU is like a machine without one
+    elif not nodes:  # a container without a GPU counts as a machine without a GPU
         remedy = "to use the host's GPUs in a container: start it with --gpus all (NVIDIA's container toolkit)"
         yield missing("GPU", f"{driver} is loaded, but there is no /dev/nvidia*", remedy)
     elif (outcome := _ask_driver(system)).error:
@@ -64,7 +64,10 @@ def check_gpu(system: System) -> Iterator[Finding]:
 
 
 def check_mindspore_gpu(system: System) -> Iterator[Finding]:
-    """Check the CUDA libraries of MindSpore's own GPU plugin. Without them, the device target GPU doesn't exist."""
+    """Check the CUDA libraries that MindSpore's own GPU plugin needs.
+
+    Without these libraries, the device target GPU doesn't exist.
+    """
     if system.version("mindspore") is None:
         return
     has_gpu = GPU.count(system.names("/dev")) > 0
@@ -90,7 +93,7 @@ def check_mindspore_gpu(system: System) -> Iterator[Finding]:
 
 
 def check_nccl(system: System) -> Iterator[Finding]:
-    """Check which NCCL would be used, and whether the driver is new enough for it."""
+    """Check which NCCL library a job would use, and whether the driver is new enough for this library."""
     has_gpu = GPU.count(system.names("/dev")) > 0
     opened = _open(system, NCCL)
     good = [(path, version) for path, error, version in opened if not error and version]
@@ -121,7 +124,7 @@ def check_nccl(system: System) -> Iterator[Finding]:
 
 
 def _cuda_of_nccl(system: System, path: str) -> int | None:
-    """Return the CUDA version that a packaged NCCL is built for."""
+    """Return the CUDA version for which an NCCL library from a Python package is built; None if this is unknown."""
     if "/nvidia/nccl/" not in path:
         return None
     return next((n for n in (11, 12, 13) if system.version(f"nvidia-nccl-cu{n}") is not None), None)
@@ -146,7 +149,7 @@ def check_ascend(system: System) -> Iterator[Finding]:
 
 
 def check_cann(system: System) -> Iterator[Finding]:
-    """Check CANN, and whether the process finds its libraries."""
+    """Check CANN, and whether a process finds CANN's libraries."""
     home = system.environ.get("ASCEND_TOOLKIT_HOME") or system.environ.get("ASCEND_HOME_PATH") or _TOOLKIT
     infos = (f"{home}/{name}/ascend_toolkit_install.info" for name in system.names(home) if name.endswith("-linux"))
     versions = (system.search(r"^version=(.+)$", info) for info in infos)
@@ -212,12 +215,12 @@ def check_settings(system: System) -> Iterator[Finding]:
 
 
 def nccl_version(code: int) -> str:
-    """Return the version as text.
+    """Return NCCL's version number as text.
 
     >>> nccl_version(21605), nccl_version(2708)
     ('2.16.5', '2.7.8')
     """
-    scale = 10000 if code >= 10000 else 1000  # since 2.9
+    scale = 10000 if code >= 10000 else 1000  # the number has another format since NCCL 2.9
     return f"{code // scale}.{code % scale // 100}.{code % 100}"
 
 
@@ -226,10 +229,10 @@ def _ask_driver(system: System) -> Outcome:
 
 
 def _open(system: System, library: Library) -> list[tuple[str, str, int]]:
-    """Return path, error and version of each candidate.
+    """Open each candidate for a library. Return the path, the error and the version of each.
 
-    Each is opened in a separate process: in one process, the loader would not open a second library with the same
-    name.
+    Each candidate is opened in a separate process, because within one process the loader wouldn't open a second library
+    with the same name.
     """
     paths = candidates(library, system.folders)
     outcomes = [(path, system.run(_OPEN, path)) for path in paths]

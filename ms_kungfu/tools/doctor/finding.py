@@ -1,4 +1,4 @@
-"""The result of a check."""
+"""Define the result of a check."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 class Status(enum.Enum):
     OK = "ok"
     MISSING = "missing"  # not installed, but everything else works without it
-    WRONG = "wrong"  # the installed software can't work in this state
+    WRONG = "wrong"  # something is installed, but it can't work in its present state
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check. `remedy`: what to do; empty if nothing."""
+    """The result of a check. `remedy`: what the user should do; empty if nothing needs to be done."""
 
     topic: str
     status: Status

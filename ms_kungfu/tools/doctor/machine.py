@@ -1,4 +1,4 @@
-"""The checks of the CPU, the cores, shared memory and the limits of the process."""
+"""Check the CPU, the cores, shared memory and the limits of the process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ms_kungfu.tools.doctor.finding import Finding, missing, ok, wrong
 from ms_kungfu.tools.doctor.system import LOAD_RUNTIME, System
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
-# Creates, maps and touches the shared memory of a cluster with the number of workers in argument 1, in the same way as
-# the launcher and the workers. Returns its size.
+# This program creates, maps and touches the shared memory of a cluster, in the same way as the launcher and the
+# workers, and returns the size. Its first argument is the number of workers.
 _MAKE_SEGMENT = """
 import mmap, os
 import ms_kungfu._core as core
@@ -23,11 +23,11 @@ with mmap.mmap(fd, size) as memory:
 answer(size)
 """
 _FEWEST_FILES = 256
-_FILES_PER_WORKER = 8  # descriptors in the launcher: pipes, a broker connection, and short-lived ones
+_FILES_PER_WORKER = 8  # the launcher needs descriptors for pipes, a broker connection, and short-lived purposes
 
 
 def check_cpu(system: System) -> Iterator[Finding]:
-    """Check the CPU, and the instructions that the reductions use."""
+    """Check the CPU, and the instruction set that the reductions use."""
     flags = set((system.search(r"^(?:flags|Features)\s*:\s*(.+)$", "/proc/cpuinfo") or "").split())
     outcome = system.run(LOAD_RUNTIME)
     used = "unknown, as the runtime can't be loaded" if outcome.error else str(outcome.value)
@@ -44,8 +44,8 @@ def check_cpu(system: System) -> Iterator[Finding]:
 def check_convolutions(system: System) -> Iterator[Finding]:
     """Check whether MindSpore's convolutions are faster without AVX-512.
 
-    With AVX-512, oneDNN may need much more time at each launch to prepare a convolution than to compute
-    it.
+    With AVX-512, oneDNN may need much more time to prepare a convolution at each launch than to compute the
+    convolution.
     """
     flags = set((system.search(r"^flags\s*:\s*(.+)$", "/proc/cpuinfo") or "").split())
     if system.version("mindspore") is None or not flags.issuperset(_AVX512):
@@ -64,7 +64,7 @@ def check_convolutions(system: System) -> Iterator[Finding]:
 
 
 def check_cores(system: System) -> Iterator[Finding]:
-    """Check how many cores there are, how many may be used, and the control group's quota."""
+    """Check how many cores the machine has, how many this process may use, and the control group's quota."""
     machine, allowed = system.cores()
     quota = cpu_quota(system.read)
     found = f"{allowed} of {machine} allowed by affinity"
@@ -80,7 +80,7 @@ def check_cores(system: System) -> Iterator[Finding]:
 
 
 def check_shared_memory(system: System) -> Iterator[Finding]:
-    """Create the shared memory of a job with one worker per core."""
+    """Check that the shared memory of a job with one worker per core can be created."""
     workers = min(max(2, system.cores()[1]), 256)
     outcome = system.run(_MAKE_SEGMENT, str(workers))
     if not outcome.error:
@@ -99,9 +99,9 @@ def check_shared_memory(system: System) -> Iterator[Finding]:
 
 
 def check_huge_pages(system: System) -> Iterator[Finding]:
-    """Check huge pages for shared memory.
+    """Check whether the system uses huge pages for shared memory.
 
-    The runtime doesn't request them, but the system may use them for all shared memory.
+    The runtime doesn't request huge pages, but the system may use them for all shared memory.
     """
     path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
     chosen = system.search(r"\[(\w+)\]", path)
@@ -115,7 +115,7 @@ def check_huge_pages(system: System) -> Iterator[Finding]:
 
 
 def check_limits(system: System) -> Iterator[Finding]:
-    """Check RLIMIT_NOFILE, AS and FSIZE, which a launcher with one worker per core needs."""
+    """Check that RLIMIT_NOFILE allows a launcher with one worker per core. Show RLIMIT_AS and RLIMIT_FSIZE, too."""
     files, memory, size = (system.limit(name) for name in ("NOFILE", "AS", "FSIZE"))
     needed = max(_FEWEST_FILES, 64 + _FILES_PER_WORKER * system.cores()[1])
     shown = [f"{'no limit' if files is None else files} open files"]
@@ -123,7 +123,7 @@ def check_limits(system: System) -> Iterator[Finding]:
         f"{what} {limit >> 20} MiB" for what, limit in (("memory", memory), ("file size", size)) if limit is not None
     ]
     if files is not None and files < needed:
-        yield wrong("limits", ", ".join(shown), f"ulimit -n {needed}, which a worker for each core needs")
+        yield wrong("limits", ", ".join(shown), f"ulimit -n {needed}, which a job with one worker per core needs")
     else:
         yield ok("limits", ", ".join(shown))
 

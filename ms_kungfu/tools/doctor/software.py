@@ -1,4 +1,4 @@
-"""The checks of Python, MindSpore, this package and other packages."""
+"""Check Python, MindSpore, this package and other packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 _KERNELS = {"CPU": "libkungfu_ms_cpu.so", "GPU": "libkungfu_ms_gpu.so", "Ascend": "libkungfu_ms_ascend.so"}
-# Loads the kernels in the same way as the first operator of a program.
+# This program loads the kernels in the same way as the first operator in a user's program.
 _LOADING = "loading ms_kungfu's kernels"
 _LOAD_KERNELS = f"""
 doing("importing MindSpore")
@@ -46,7 +46,10 @@ def check_python(system: System) -> Iterator[Finding]:
 
 
 def check_runtime(system: System) -> Iterator[Finding]:
-    """Check ms_kungfu's compiled runtime, and that all files exist. Files of plugins are reported later."""
+    """Check ms_kungfu's compiled runtime, and that all its files except the plugins are complete.
+
+    `check_kernels` checks the plugins.
+    """
     outcome, again = system.run(LOAD_RUNTIME), system.reinstall()
     damaged = [file for file in system.damaged() if not file.startswith("plugins/")]
     if outcome.error:
@@ -60,11 +63,12 @@ def check_runtime(system: System) -> Iterator[Finding]:
 
 
 def check_mindspore(system: System) -> Iterator[Finding]:
-    """Check MindSpore, and whether this package has kernels for it."""
+    """Check MindSpore, and whether this package has kernels for the installed version of MindSpore."""
     wanted = next((r for r in _requirements(system) if r.name == "mindspore"), None)
     found = system.version("mindspore")
     built = _built_for(system, _KERNELS["CPU"])
-    # If there are kernels for the installed MindSpore, the package may stay: a wheel has kernels for several versions.
+    # A wheel has kernels for several versions of MindSpore, so the remedy may be another version of MindSpore instead
+    # of another build of this package.
     again = system.reinstall()
     install = f'pip install "mindspore=={built[-1]}"' if built else f'pip install "{wanted}", then {again}'
     if found is None:
@@ -84,7 +88,7 @@ def check_mindspore(system: System) -> Iterator[Finding]:
     if outcome.error and outcome.during == _LOADING:
         yield wrong("MindSpore", f"{found} is installed, but {outcome.error}", again)
     elif outcome.error:
-        # Don't reinstall dependencies, which would change NumPy.
+        # With --no-deps, pip doesn't reinstall the dependencies, which would change NumPy.
         remedy = f'pip install --no-deps --force-reinstall "mindspore=={found}"'
         yield wrong("MindSpore", f"{found} can't be imported: {outcome.error}", remedy)
     elif "error" in outcome.value:
@@ -94,7 +98,7 @@ def check_mindspore(system: System) -> Iterator[Finding]:
 
 
 def check_kernels(system: System) -> Iterator[Finding]:
-    """Check the devices on which programs may train with this MindSpore, and whether the CPU kernels load."""
+    """Check for which devices this package has kernels that fit the installed version of MindSpore."""
     found, damaged = system.version("mindspore"), system.damaged()
     for device, name in _KERNELS.items():
         kind = {"GPU": GPU, "Ascend": ASCEND}.get(device)
@@ -114,7 +118,7 @@ def check_kernels(system: System) -> Iterator[Finding]:
 
 
 def _built_for(system: System, kernels: str) -> list[str]:
-    """Return the MindSpore versions for which this package has these kernels, oldest first."""
+    """Return the MindSpore versions for which this package has these kernels, with the oldest version first."""
     from packaging.version import Version
 
     folder = f"{system.package}/plugins"
@@ -122,7 +126,7 @@ def _built_for(system: System, kernels: str) -> list[str]:
 
 
 def check_required(system: System) -> Iterator[Finding]:
-    """Check what ms_kungfu requires besides MindSpore."""
+    """Check the packages that ms_kungfu requires, except MindSpore."""
     for requirement in _requirements(system):
         if requirement.name != "mindspore":
             found = system.version(requirement.name)
@@ -138,13 +142,13 @@ def check_required(system: System) -> Iterator[Finding]:
 
 
 def check_extras(system: System) -> Iterator[Finding]:
-    """Check the optional extras, each with its requirements, except extras for developing this package."""
+    """Check the requirements of each extra, except extras for developing this package."""
     always = {str(requirement) for requirement in _requirements(system)}
     for extra in system.own_metadata("Provides-Extra"):
         if extra in _OF_DEVELOPERS:
             continue
         requirements = [r for r in _requirements(system, extra) if str(r) not in always]
-        # Skip an extra that only combines other extras.
+        # An extra that only combines other extras isn't shown.
         if any(r.name in ("ms-kungfu", "ms_kungfu") for r in requirements):
             continue
         topic = f"extra {extra}"
@@ -159,7 +163,7 @@ def check_extras(system: System) -> Iterator[Finding]:
 
 
 def _requirements(system: System, extra: str = "") -> list[Requirement]:
-    """Return the requirements of ms_kungfu with this extra ("": none) for this machine and Python."""
+    """Return the requirements of ms_kungfu on this machine and Python, with the extra `extra` ("" for no extra)."""
     from packaging.requirements import Requirement
 
     each = map(Requirement, system.own_metadata("Requires-Dist"))

@@ -1,6 +1,7 @@
-"""The doctor's queries about the machine. The checks use only these, so a test can simulate another machine.
+"""Answer the doctor's queries about the machine. The checks use only these, so a test can simulate another machine.
 
-Nothing here raises an exception. An unknown value is None, empty, or an Outcome with an error.
+The methods raise no exception, except `convolutions`. If a value is unknown, they return None, an empty value, or an
+Outcome with an error.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ from ms_kungfu.launcher.state.policy import signal_name
 
 _MARK = "ms_kungfu.doctor: "
 _STAGE = "ms_kungfu.doctor is "
-# A program for `System.run`: returns the instruction set of the reductions, if the runtime can be loaded.
+# This program for `System.run` loads the runtime, and returns the instruction set that the reductions use.
 LOAD_RUNTIME = "import ms_kungfu._core as core; answer(core.instruction_set())"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a program in another process. Without a result: the error, and what the program was doing."""
+    """The result of a program that has run in another process.
+
+    If the program has given no result, `error` says why, and `during` says what the program was doing.
+    """
 
     value: Any = None
     error: str = ""
@@ -40,14 +44,15 @@ class Outcome:
 
 
 class System:
-    """This machine and this Python."""
+    """The machine and the Python interpreter that this process uses."""
 
     def __init__(self) -> None:
         self.environ: Mapping[str, str] = os.environ
         self.python = platform.python_version()
         self.architecture = platform.machine()
-        self.folders = [folder for folder in sys.path if folder]  # folders of Python's packages
-        # The ms_kungfu folder with the compiled build. In an editable installation it isn't the source folder.
+        self.folders = [folder for folder in sys.path if folder]  # the folders of Python packages
+        # The ms_kungfu folder that contains the compiled files. In an editable installation, this isn't the source
+        # folder.
         build = importlib.util.find_spec("ms_kungfu._core")
         self.package = str(Path(str(ms_kungfu.__file__ if build is None else build.origin)).parent)
 
@@ -58,7 +63,7 @@ class System:
             return None
 
     def search(self, pattern: str, path: str) -> str | None:
-        """Return the matches of the group in `pattern` in the lines of a file; None without the file."""
+        """Return what the group in `pattern` matches in a file's first matching line; None if no line matches."""
         found = re.search(pattern, self.read(path) or "", re.MULTILINE)
         return found.group(1).strip() if found else None
 
@@ -66,7 +71,7 @@ class System:
         return self.search(r"^model name\s*:\s*(.+)$", "/proc/cpuinfo") or self.architecture
 
     def names(self, folder: str) -> list[str]:
-        """Return the names in a folder."""
+        """Return the names of the files and folders in a folder; an empty list if the folder can't be read."""
         try:
             return sorted(os.listdir(folder))
         except OSError:
@@ -79,18 +84,18 @@ class System:
         """Return the installed version of a Python package; None if it isn't installed."""
         try:
             return metadata.version(distribution)
-        except Exception:  # treat damaged metadata as missing
+        except Exception:  # damaged metadata counts as missing
             return None
 
     def own_metadata(self, field: str) -> list[str]:
-        """Return ms_kungfu's metadata: Requires-Python, Requires-Dist, Provides-Extra."""
+        """Return the values of a field of ms_kungfu's metadata: Requires-Python, Requires-Dist or Provides-Extra."""
         try:
             return [str(value) for value in metadata.metadata("ms-kungfu").get_all(field) or []]
         except Exception:
             return []
 
     def damaged(self) -> list[str]:
-        """Return files of ms_kungfu that are missing or truncated."""
+        """Return those files of ms_kungfu that are missing or truncated."""
         try:
             return _installation.damaged()
         except Exception:
@@ -100,29 +105,34 @@ class System:
         return _installation.is_of_a_wheel()
 
     def reinstall(self) -> str:
-        """Return the remedy for a damaged installation."""
+        """Return the command that repairs a damaged installation."""
         return _installation.reinstall()
 
     def cores(self) -> tuple[int, int]:
-        """Return the number of cores of the machine, and the number that this process may use."""
+        """Return the machine's number of cores, and the number of cores that this process may use."""
         return os.cpu_count() or 1, len(os.sched_getaffinity(0))
 
     def convolutions(self) -> Times:
-        """Return the times of a small convolution. Raise NotMeasuredError if it can't be measured."""
+        """Return how long a small convolution takes.
+
+        Raises:
+            NotMeasuredError: the convolution can't be measured.
+        """
         return measured()
 
     def limit(self, name: str) -> int | None:
-        """Return the soft limit RLIMIT_`name`; None if there is no limit."""
+        """Return a soft resource limit; None if there is no limit. `name`: for example NOFILE for RLIMIT_NOFILE."""
         soft, _ = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))
         return None if soft == resource.RLIM_INFINITY else soft
 
     def run(self, program: str, *arguments: str, timeout_s: float = 60.0) -> Outcome:
         """Run a Python program in a separate process.
 
-        The program calls `answer(VALUE)` to return its result. It calls `doing(WHAT)` before each stage, so that the
-        report of a crash can name the stage.
+        The program calls `answer(VALUE)` to return its result. It may call `doing(WHAT)` before each stage. If it
+        crashes, the error then names the stage.
 
-        Libraries are opened only in such a process, because a library that crashes or hangs must not end the doctor.
+        The doctor opens libraries only in such processes, because a library that crashes or hangs must not end the
+        doctor.
         """
         prologue = (
             f"import json, sys\ndef answer(value): print({_MARK!r} + json.dumps(value), flush=True)\n"

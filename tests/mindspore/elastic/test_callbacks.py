@@ -254,7 +254,7 @@ def test_several_workers_without_a_reduction_are_warned_of(parallel, caplog, mon
 def test_ordinary_dataset_is_warned_of(caplog):
     model, _ = make_model()
     model.train(1, make_source().batch(4), callbacks=[KungFuElasticCallback()], dataset_sink_mode=False)
-    assert "each worker trains all of its samples unless the program shards it" in caplog.text
+    assert "trains all of the dataset's samples unless the program shards it" in caplog.text
 
 
 @pytest.mark.parametrize(
