@@ -1,4 +1,5 @@
-// The plugin for Ascend devices. It registers its kernels in MindSpore's factory for custom kernels.
+// The MindSpore plugin for Ascend devices. It registers its kernels in MindSpore's factory for
+// custom kernels.
 #include "common/accelerator.h"
 #include "common/kernels.h"
 #include "include/kernel/ascend/custom/kernel_mod_impl/custom_kernel_factory.h"

@@ -1,4 +1,5 @@
-// Code that the kernels for GPUs and for Ascend devices share (see kernels.h). The device layer does the work.
+// Code that the GPU kernels and the Ascend kernels share (see kernels.h). The device layer does the
+// work.
 #ifndef KUNGFU_KERNELS_COMMON_ACCELERATOR_H_
 #define KUNGFU_KERNELS_COMMON_ACCELERATOR_H_
 
@@ -15,9 +16,11 @@
 
 namespace mindspore::kernel::kungfu {
 
-// Maps the ticket tensor of a started all-reduce to its ticket. Neither the start nor the wait reads or writes the
-// tensor, because it is in the device's memory. The host could read it only after waiting for the stream, which
-// includes the backward pass. Only the tensor's address is used: it identifies the start to which a wait belongs.
+// Maps the address of a ticket tensor to the ticket of a started all-reduce. Neither the start
+// kernel nor the wait kernel reads or writes the tensor, because it is in the device's memory. The
+// host could read it only after waiting for the stream, and that wait would include the backward
+// pass. Only the tensor's address is used: it tells the wait kernel which start kernel it belongs
+// to.
 class Tickets {
  public:
   static Tickets& Get() {
@@ -26,7 +29,7 @@ class Tickets {
   }
   void Put(const void* address, uint64_t ticket) {
     std::lock_guard<std::mutex> guard(mutex_);
-    tickets_[address] = ticket;  // replaces a ticket that was never waited for
+    tickets_[address] = ticket;  // replaces a ticket for which no wait was ever called
   }
   uint64_t Take(const void* address) {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -44,8 +47,9 @@ class Tickets {
   std::map<const void*, uint64_t> tickets_;
 };
 
-// Tensors in pinned memory, one after another, followed by space for values that the kernel itself computes. A launch
-// waits until its copies have ended, because the next launch reuses the memory.
+// Stores tensors in pinned memory, one after another, followed by space (the room) for values that
+// the kernel itself computes. A launch waits until its copies have ended, because the next launch
+// reuses the memory.
 class PinnedRecord {
  public:
   PinnedRecord() = default;
@@ -53,7 +57,8 @@ class PinnedRecord {
   PinnedRecord& operator=(const PinnedRecord&) = delete;
   ~PinnedRecord() { Free(); }
 
-  // Reserves memory for the first `count` tensors and for `room` bytes after them, which Write uses.
+  // Reserves memory for the first `count` tensors, followed by `room` bytes for the values that
+  // `Write` copies.
   void Lay(const KernelTensors& tensors, size_t count, uint64_t room, void* stream) {
     stream_ = stream;
     uint64_t bytes = room;
@@ -90,7 +95,7 @@ class PinnedRecord {
       Check(kf_device_copy(to[i]->device_ptr(), from[i]->device_ptr(), from[i]->size(), KF_DEVICE_TO_DEVICE, stream_));
     }
   }
-  // Copies `value` to the tensor through the room.
+  // Copies `value` to the room, and from there to the tensor on the device.
   template <typename Value>
   void Write(const KernelTensor& tensor, const Value& value) {
     std::memcpy(rest_, &value, sizeof value);
@@ -110,7 +115,7 @@ class PinnedRecord {
 
   void* memory_{nullptr};
   uint64_t bytes_{0};
-  char* rest_{nullptr};  // the next free byte of the room
+  char* rest_{nullptr};  // the next free byte in the room
   std::vector<kf_blob> blobs_;
   kf_stream stream_{nullptr};
 };
@@ -147,8 +152,9 @@ struct Accelerator {
   }
 };
 
-// Returns the kernel that MindSpore's factory makes for `name`, or null if the factory has no such kernel. The kernel
-// lives as long as the process. For tests, which launch it in the same way as MindSpore.
+// Returns the kernel that MindSpore's factory creates for `name`, or null if the factory has no
+// such kernel. The kernel lives as long as the process. Only tests call this function. They launch
+// the kernel in the same way as MindSpore.
 template <typename Factory>
 KernelMod* MakeForTests(Factory& factory, const char* name) {
   static auto* const kernels = new std::vector<std::shared_ptr<KernelMod>>;

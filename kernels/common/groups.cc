@@ -17,12 +17,12 @@ struct DtypeOf {
   const char* name;
 };
 
-// The representation in which a tensor's elements are sent.
+// Describes how a tensor's elements are sent.
 struct Carried {
   kf_dtype dtype;
   std::string name;    // name of the elements' actual type
-  uint64_t units;      // elements of `dtype` for each element of the tensor
-  bool as_themselves;  // false: sent as integers of the same size
+  uint64_t units;      // number of elements of `dtype` that stand for one element of the tensor
+  bool as_themselves;  // false if the elements are sent as integers of the same size
 };
 
 constexpr std::array<DtypeOf, 12> kDtypes = {{
@@ -40,7 +40,8 @@ constexpr std::array<DtypeOf, 12> kDtypes = {{
     {kNumberTypeFloat64, KF_FLOAT64, "float64"},
 }};
 
-// Checks each tensor here, because the kernel's attributes only cover the first tensor of a tuple.
+// Every tensor of a tuple must be checked, because the kernel's attributes describe only the first
+// one.
 Carried FindDtype(const std::string& kernel, TypeId type, bool copies) {
   for (const auto& known : kDtypes) {
     if (known.type == type) {
@@ -67,7 +68,7 @@ Carried FindDtype(const std::string& kernel, TypeId type, bool copies) {
                            "; the supported dtypes are float16, bfloat16, float32, float64 and (u)int8 to (u)int64");
 }
 
-// The shape in NumPy's format: "(2,3)", "(4,)", "()".
+// Returns the shape in NumPy's format: "(2,3)", "(4,)", "()".
 std::string ShapeText(const std::vector<int64_t>& shape) {
   std::string text = "(";
   for (size_t i = 0; i < shape.size(); ++i) {
@@ -99,7 +100,7 @@ uint32_t ClusterSize() {
 }
 
 kf_op ReduceOpOf(const PrimitivePtr& primitive) {
-  // The same order as kf_op.
+  // The names must be in the same order as the values of `kf_op`.
   static const std::array<const char*, 5> kNames = {"sum", "mean", "min", "max", "prod"};
   const auto op = GetValue<std::string>(primitive->GetAttr("op"));
   const auto found = std::find(kNames.begin(), kNames.end(), op);
@@ -161,15 +162,16 @@ void Groups::Sort(const std::string& kernel, const KernelTensors& inputs, const 
 const std::vector<Group>& Groups::Bind(const std::string& kernel, const KernelTensors& inputs,
                                        const KernelTensors& outputs, bool in_place, uint32_t ranks,
                                        const std::function<uint64_t(uint64_t)>& output_count) {
-  // The output shape of a gather was inferred for the cluster size at compile time. Without this check, a graph that
-  // was compiled before a resize would write past the end of its buffers.
+  // When the graph was compiled, the output shape of a gather was computed for the cluster size at
+  // that time. Without this check, a graph that was compiled before a resize would write past the
+  // end of its buffers.
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (outputs.size() != inputs.size() || output_counts_[i] != output_count(input_counts_[i])) {
-      throw std::runtime_error("StaleClusterError: " + kernel + " \"" + name_ + "\" was compiled for an output of " +
-                               (outputs.size() == inputs.size() ? std::to_string(output_counts_[i]) : "other") +
-                               " elements, but " + std::to_string(ranks) + " ranks need " +
-                               std::to_string(output_count(input_counts_[i])) +
-                               ": the cluster size has changed since; build the cell or the jit function again");
+      throw std::runtime_error(
+          "StaleClusterError: " + kernel + " \"" + name_ + "\" was compiled for an output of " +
+          (outputs.size() == inputs.size() ? std::to_string(output_counts_[i]) : "another number of") +
+          " elements, but " + std::to_string(ranks) + " ranks need " + std::to_string(output_count(input_counts_[i])) +
+          ": the cluster size has changed since; build the cell or the jit function again");
     }
   }
   for (auto& group : groups_) {

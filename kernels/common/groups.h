@@ -1,5 +1,6 @@
-// Code that the kernels of the collectives share on every device. The tensors of a call are grouped by dtype, and by
-// size if a limit is set. Each group becomes one operation of the runtime, which packs the tensors without a flat copy.
+// Code that the collective kernels share on every device. A call's tensors are grouped by dtype,
+// and also by size if a limit is set. Each group becomes one operation of the runtime, which sends
+// the tensors without first copying them into one array.
 #ifndef KUNGFU_KERNELS_COMMON_GROUPS_H_
 #define KUNGFU_KERNELS_COMMON_GROUPS_H_
 
@@ -12,14 +13,14 @@
 #include "include/runtime/hardware_abstract/kernel_base/kernel.h"
 #include "kungfu/c_api.h"
 
-// Inside MindSpore's namespace, because the code uses many names of that namespace.
 namespace mindspore::kernel::kungfu {
 
 using KernelTensors = std::vector<KernelTensor*>;
 
-// Throws the runtime's error message if `status` isn't KF_OK. The exception is a std::runtime_error, because MindSpore
-// passes its text to Python unchanged. MindSpore's own exceptions sometimes crash when they are thrown from PyNative's
-// queue, and `return false` would lose the message.
+// Throws a std::runtime_error with the runtime's error message if `status` isn't KF_OK. MindSpore
+// passes the text of a std::runtime_error to Python unchanged. MindSpore's own exceptions sometimes
+// crash when a kernel throws them from PyNative's queue. A kernel that only returned false would
+// lose the message.
 void Check(kf_status status);
 
 // Returns the number of elements of a tensor.
@@ -30,43 +31,47 @@ kf_op ReduceOpOf(const PrimitivePtr& primitive);
 // Returns the current number of ranks.
 uint32_t ClusterSize();
 
-// The tensors that become one operation.
+// The tensors that one operation of the runtime sends.
 struct Group {
   kf_dtype dtype;
   size_t part;                  // see Groups::Sort
-  std::vector<size_t> indices;  // positions of the group's tensors in the call's list
+  std::vector<size_t> indices;  // the positions of the group's tensors in the call's list of tensors
   std::vector<kf_tensor> tensors;
 };
 
-// Divides the tensors of a call into groups. The groups are in ascending order of part, then of kf_dtype, then of
-// tensor index. The order is the same at all ranks.
+// Divides the tensors of a call into groups. The groups are ordered by part, then by kf_dtype, then
+// by tensor index, so the order is the same on all ranks.
 class Groups {
  public:
   void Init(const PrimitivePtr& primitive);
-  // Never puts tensors of different parts into one group. If `copies`, the operation only copies elements, so they may
-  // have any type: they are sent as integers of the same size.
+  // Never puts tensors of different parts into one group. Set `copies` if the operation only copies
+  // elements. The tensors may then have any dtype, because they are sent as integers of the same
+  // size.
   void Sort(const std::string& kernel, const KernelTensors& inputs, const KernelTensors& outputs, bool copies,
             const std::function<size_t(size_t)>& part_of);
-  // Returns the groups with the memory addresses of this launch. `output_count` returns the number of elements that the
-  // output must hold for a given number of input elements and for `ranks` ranks.
+  // Returns the groups with the memory addresses of this launch. `output_count(n)` returns the
+  // number of elements that the output must hold if the input has `n` elements and the cluster has
+  // `ranks` ranks.
   const std::vector<Group>& Bind(const std::string& kernel, const KernelTensors& inputs, const KernelTensors& outputs,
                                  bool in_place, uint32_t ranks, const std::function<uint64_t(uint64_t)>& output_count);
 
-  // The name that matches the operations with the operations of the other ranks.
+  // Returns the name under which ranks find each other's operations: operations with the same name
+  // belong together.
   const std::string& name() const { return name_; }
-  // Returns the shapes of all tensors of the group's part, for the consistency check between ranks. If the part has
-  // several groups, each of them carries the shapes of the whole part. A rank with a different set of dtypes is then
-  // detected at the first group. Without this, that rank would continue with other work, and the other ranks would
-  // wait for a later group.
+  // Returns the shapes of all tensors in the group's part. Ranks compare them in the consistency
+  // check. If the part has several groups, each group carries the shapes of the whole part. A rank
+  // with a different set of dtypes is therefore detected at the first group. Otherwise that rank
+  // would continue with other work, and the other ranks would wait for a later group.
   const char* Layout(const Group& group) const { return layouts_[group.part].c_str(); }
 
  private:
   std::string name_;
-  // The maximum number of input bytes of one operation; a single tensor may be larger. Negative: no limit.
+  // The maximum number of input bytes in one operation. A larger tensor is sent alone. Negative: no
+  // limit.
   int64_t fusion_bytes_{-1};
   std::vector<Group> groups_;
   std::vector<std::string> layouts_;    // one for each part
-  std::vector<uint64_t> input_counts_;  // in elements of the dtype in which the tensor is sent
+  std::vector<uint64_t> input_counts_;  // numbers of elements, counted in the dtype in which each tensor is sent
   std::vector<uint64_t> output_counts_;
 };
 

@@ -1,11 +1,12 @@
-// MindSpore's kernels, the same on every device. The template argument `Device` supplies the differences. There is one
-// `Device` in cpu/plugin.cc, and another one in accelerator.h. It has these members:
+// MindSpore's kernels, which are the same on every device. The template argument `Device` supplies
+// the differences. One `Device` is defined in cpu/plugin.cc, and another one in accelerator.h. It
+// has these members:
 //
 //   Kernel                       MindSpore's base class for kernels
 //   kAllReduce, ...              the runtime's collectives for this device
 //   Call                         calls one of these collectives
-//   PutTicket, TakeTicket, Wait  for an all-reduce that is split into start and wait
-//   Record                       tensors in a form that the host can read and write
+//   PutTicket, TakeTicket, Wait  support an all-reduce that is split into start and wait
+//   Record                       stores tensors in a form that the host can read and write
 #ifndef KUNGFU_KERNELS_COMMON_KERNELS_H_
 #define KUNGFU_KERNELS_COMMON_KERNELS_H_
 
@@ -25,8 +26,8 @@ namespace mindspore::kernel::kungfu {
 
 // ---- the collectives ----
 
-// The input is one tensor or a tuple of tensors; the output has the same number of tensors. Not thread-safe: MindSpore
-// launches a kernel from one thread at a time.
+// The input is one tensor or a tuple of tensors. The output has the same number of tensors. A
+// kernel isn't thread-safe: MindSpore launches it from only one thread at a time.
 template <typename Device>
 class CollectiveOn : public Device::Kernel {
  public:
@@ -47,8 +48,8 @@ class CollectiveOn : public Device::Kernel {
     return true;
   }
   std::vector<KernelAttr> GetOpSupport() override {
-    // If the kernel listed its dtypes, MindSpore would cast all tensors of a tuple to the dtype of the first one, and
-    // back.
+    // The kernel doesn't list its dtypes. If it did, MindSpore would cast all tensors of a tuple to
+    // the first tensor's dtype, and cast the results back.
     return {KernelAttr().AddSkipCheckAttr(true).AddAllOutInRef(InPlace())};
   }
 
@@ -58,21 +59,25 @@ class CollectiveOn : public Device::Kernel {
       Check(Run(group));
     }
   }
-  // Runs one group. Called if the groups are independent of each other.
+  // Runs the operation for one group. The base class calls it for each group if the groups are
+  // independent of each other.
   virtual kf_status Run(const Group& group) = 0;
-  // Whether the operation only copies elements, so that they may have any type.
+  // Returns true if the operation only copies elements, so that they may have any dtype.
   virtual bool Copies() const { return false; }
-  // Returns the part of a tensor. Tensors of different parts are never in one group.
+  // Returns the part to which tensor number `i` belongs. Tensors of different parts are never in
+  // one group.
   virtual size_t PartOf(size_t) const { return 0; }
-  // Returns the number of elements that the output must hold for an input of `count` elements, at the current cluster
-  // size.
+  // Returns the number of elements that the output must hold at the current cluster size if the
+  // input has `count` elements.
   virtual uint64_t OutputCount(uint64_t count) const { return count; }
-  // Returns the number of ranks of the operation. If this process hasn't joined the cluster yet, it joins now.
+  // Returns the number of ranks that run the operation. If this process hasn't joined the cluster
+  // yet, it joins now.
   virtual uint32_t Ranks() const { return ClusterSize(); }
-  // Whether the outputs are the inputs, written in place.
+  // Returns true if the kernel writes its outputs into its inputs' memory.
   virtual bool InPlace() const { return false; }
 
-  // Calls a function of the runtime with the group and with the function's other arguments.
+  // Calls a function of the runtime. The arguments are the group and `rest`, the function's other
+  // arguments.
   template <typename Function, typename... Rest>
   kf_status Bring(Function* function, const Group& group, Rest... rest) const {
     return Device::Call(function, stream_, groups_.name().c_str(), group.tensors.data(), group.tensors.size(),
@@ -82,13 +87,14 @@ class CollectiveOn : public Device::Kernel {
   const std::string& name() const { return groups_.name(); }
 
   void* stream_{nullptr};  // MindSpore's stream, valid during a launch
-  uint32_t ranks_{1};      // the number of ranks when this launch began; the outputs are checked against it
+  uint32_t ranks_{1};      // the number of ranks when this launch began; the sizes of the outputs are checked against
+                           // it
 
  private:
   Groups groups_;
 };
 
-// A collective that reduces. The primitive's attribute `op` chooses the reduction.
+// The base class for collectives that reduce. The primitive's attribute `op` chooses the reduction.
 template <typename Device>
 class Reducing : public CollectiveOn<Device> {
  public:
@@ -109,8 +115,8 @@ class AllReduce : public Reducing<Device> {
   }
 };
 
-// All-reduces the gradients of a step, one group after another. If a rank fails during this, either all groups include
-// its contribution or none does.
+// All-reduces the gradients of a step, one group after another. If a rank fails meanwhile, its
+// contribution is either in all groups or in none.
 template <typename Device>
 class AllReduceGradients : public Reducing<Device> {
  public:
@@ -140,8 +146,8 @@ class AllReduceGradients : public Reducing<Device> {
   size_t PartOf(size_t i) const override { return names_.size() > 1 ? static_cast<size_t>(group_of_[i]) : 0; }
 
  private:
-  std::vector<std::string> names_;  // the names of the groups
-  std::vector<int64_t> group_of_;   // the group of each tensor, if there is more than one group
+  std::vector<std::string> names_;  // one name for each group
+  std::vector<int64_t> group_of_;   // for each tensor, the number of its group; empty if there is only one group
 };
 
 template <typename Device>
@@ -180,7 +186,8 @@ class Broadcast : public CollectiveOn<Device> {
   uint32_t root_{0};
 };
 
-// Broadcasts into parameters in place. Not for ordinary tensors, whose old values may be used elsewhere.
+// Broadcasts into parameters in place. Don't use it for ordinary tensors, because other code may
+// still need their old values.
 template <typename Device>
 class BroadcastInPlace : public Broadcast<Device> {
  protected:
@@ -189,8 +196,8 @@ class BroadcastInPlace : public Broadcast<Device> {
 
 // ---- an all-reduce split into start and wait; MindSpore runs other kernels in between ----
 
-// The input is a tuple of tensors of one dtype. The outputs are as many tensors, which have no value before the wait,
-// and the ticket, one uint64.
+// The input is a tuple of tensors that all have the same dtype. The outputs are the same number of
+// tensors, and the ticket, which is one uint64. The output tensors have no value before the wait.
 template <typename Device>
 class AllReduceStart : public Reducing<Device> {
  public:
@@ -203,7 +210,8 @@ class AllReduceStart : public Reducing<Device> {
  protected:
   kf_status Run(const Group& group) override {
     uint64_t ticket = 0;
-    // A rank that doesn't overlap may call a different operation under this name, perhaps with the same tensors.
+    // A rank that doesn't overlap may call a different operation with the same name, perhaps even
+    // with the same tensors.
     const std::string layout = std::string(this->Layout(group)) + ", overlapping the backward pass";
     const kf_status status = this->Bring(Device::kStartAllReduce, group, this->op_, layout.c_str(), &ticket);
     if (status == KF_OK) {
@@ -216,14 +224,16 @@ class AllReduceStart : public Reducing<Device> {
   KernelTensor* ticket_{nullptr};  // valid during a launch
 };
 
-// Inputs: all results of the starts, all gradients that were started, and the tickets. Outputs: the same tensors, in
-// place. Only the results receive values. The other tensors are outputs because MindSpore supports in-place outputs
+// Waits for started all-reduces. Inputs: the result tensors of all start kernels, all gradients
+// that these kernels reduce, and the tickets. Outputs: the same tensors, in place. Only the result
+// tensors receive values. The other tensors are outputs because MindSpore supports in-place outputs
 // only for all inputs or for none.
 //
-// The results are inputs here so that MindSpore keeps them alive until they are written. The gradients are inputs
-// because of MindSpore's launch order, which follows the distance from the end of the graph. A gradient near the end is
-// computed and its reduction is started before the backward pass continues. Otherwise the last groups would start a
-// layer late.
+// The result tensors are inputs so that MindSpore keeps them alive until they are written. The
+// gradients are inputs because of MindSpore's launch order, which depends on the distance from the
+// end of the graph. With the gradients as inputs, a gradient near the end of the graph is computed,
+// and its reduction starts, before the backward pass continues. Without them, the reduction of the
+// last groups would start only after one more layer.
 template <typename Device>
 class AllReduceWait : public Device::Kernel {
  public:
@@ -263,13 +273,14 @@ class AllReduceWait : public Device::Kernel {
   std::vector<KernelAttr> GetOpSupport() override { return {KernelAttr().AddSkipCheckAttr(true).AddAllOutInRef(true)}; }
 
  private:
-  std::vector<int64_t> num_tensors_;  // number of tensors of each start
-  std::vector<uint64_t> counts_;      // number of elements of each tensor
+  std::vector<int64_t> num_tensors_;  // number of tensors of each start kernel
+  std::vector<uint64_t> counts_;      // number of elements in each tensor
 };
 
 // ---- the membership ----
 
-// Input: the desired size. Outputs: changed, detached.
+// Input: the desired size. Outputs: whether the cluster has changed, and whether this process is
+// detached.
 template <typename Device>
 class ResizeCluster : public Device::Kernel {
  public:
@@ -295,7 +306,7 @@ class ResizeCluster : public Device::Kernel {
   typename Device::Record record_;
 };
 
-// No inputs. Outputs: N numbers that describe the cluster at the time when the kernel runs.
+// No inputs. Outputs: N numbers that describe the cluster at the moment when the kernel runs.
 template <typename Device, size_t N>
 class NumbersNow : public Device::Kernel {
  public:
@@ -320,7 +331,8 @@ class NumbersNow : public Device::Kernel {
   typename Device::Record record_;
 };
 
-// Outputs the cluster version of the last all-reduce, and the number of ranks that contributed. See kf_participants.
+// Outputs the cluster version that the last all-reduce used, and the number of ranks that
+// contributed to it. See kf_participants.
 template <typename Device>
 class ClusterNow : public NumbersNow<Device, 2> {
   std::array<int64_t, 2> Ask() override {
@@ -342,7 +354,7 @@ class Place : public NumbersNow<Device, 2> {
   }
 };
 
-// Waits until all ranks have called, then outputs the number of ranks.
+// Waits until all ranks have called the barrier, then outputs the number of ranks.
 template <typename Device>
 class Barrier : public NumbersNow<Device, 1> {
   std::array<int64_t, 1> Ask() override {
@@ -355,8 +367,8 @@ class Barrier : public NumbersNow<Device, 1> {
 
 // ---- the model store ----
 
-// The kernels of the model store. A tuple of tensors is one record. The record's layout is a hash of the tensors'
-// dtypes and shapes.
+// The base class for kernels of the model store. It saves a tuple of tensors as one record. The
+// record's layout is a hash of the tensors' dtypes and shapes.
 template <typename Device>
 class StoreOn : public Device::Kernel {
  public:
@@ -375,7 +387,7 @@ class StoreOn : public Device::Kernel {
       }
       text += ")";
     }
-    // FNV-1a, which is the same in every process.
+    // The hash is FNV-1a, which gives the same value in every process.
     uint64_t hash = 14695981039346656037ull;
     for (const unsigned char c : text) {
       hash = (hash ^ c) * 1099511628211ull;
@@ -392,7 +404,8 @@ class StoreOn : public Device::Kernel {
   typename Device::Record record_;
 };
 
-// Inputs: the parameters. Output: the version under which they were saved.
+// Inputs: the parameters. Output: the version number under which the kernel saved them in the model
+// store.
 template <typename Device>
 class SaveModel : public StoreOn<Device> {
  public:
@@ -408,8 +421,9 @@ class SaveModel : public StoreOn<Device> {
   }
 };
 
-// Inputs: this worker's parameters. Outputs: a neighbour's parameters, then the neighbour's rank and its version. If no
-// neighbour has saved a model, the parameters are this worker's own.
+// Inputs: this worker's parameters. Outputs: a neighbour's parameters, then the neighbour's rank
+// and the version of its saved model. If no neighbour has saved a model, the kernel outputs this
+// worker's own parameters.
 template <typename Device>
 class RequestModel : public StoreOn<Device> {
  public:
@@ -462,7 +476,7 @@ void Add(Factory& factory, const char* name) {
   factory.Register(name, [] { return std::make_shared<Kernel>(); });
 }
 
-// Registers all kernels for the device in MindSpore's factory. Runs when the plugin is loaded.
+// Registers all kernels for `Device` in MindSpore's factory. Called when the plugin is loaded.
 template <typename Device, typename Factory>
 bool AddAll(Factory& factory) {
   Add<AllReduce<Device>>(factory, "KungFuAllReduce");

@@ -1,4 +1,4 @@
-// Flushes denormals to zero on the threads of PyNative mode.
+// Makes the threads of PyNative mode flush denormals to zero.
 #ifndef KUNGFU_KERNELS_CPU_DENORMALS_H_
 #define KUNGFU_KERNELS_CPU_DENORMALS_H_
 
@@ -15,19 +15,20 @@
 
 namespace mindspore::kernel::kungfu {
 
-// Makes the threads of PyNative mode's queues flush denormals to zero, as the threads of MindSpore's pool do. The queue
-// threads compute too: operators (backend), gradients (bprop), and compiled functions that PyNative code calls
-// (frontend). MindSpore chooses between these threads and the pool by the time that the first launches took.
+// Makes the threads of PyNative mode's queues flush denormals to zero, as the threads in
+// MindSpore's pool do. The queue threads compute operators (backend), gradients (bprop), and
+// compiled functions that PyNative code calls (frontend). MindSpore chooses between these threads
+// and the pool. The choice depends on how long the first launches took.
 //
-// No other thread may push to the queues during the call. All queued work has then been computed, so the queues' own
-// threads, which push to each other, are idle.
+// No other thread may push to the queues during the call. When all queued work has been computed,
+// the queues' own threads, which push to each other, are idle.
 inline void FlushDenormalsOfQueues() {
   class Flush : public runtime::AsyncTask {
    public:
     Flush() : AsyncTask(runtime::kUnknownTask), caller_(std::this_thread::get_id()) {}
     void Run() override {
-      if (std::this_thread::get_id() != caller_) {  // equal if the queues are turned off: the caller then runs the task
-                                                    // itself
+      if (std::this_thread::get_id() != caller_) {  // equal if the queues are turned off, because the caller then runs
+                                                    // the task itself
         (void)::kungfu::FlushDenormals(true);
       }
     }

@@ -1,4 +1,5 @@
-// The plugin for CPUs. Kernels are launched without a stream, and tensors are in the host's memory.
+// The MindSpore plugin for CPUs. MindSpore launches its kernels without a stream, and keeps tensors
+// in the host's memory.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -19,7 +20,7 @@
 
 extern "C" __attribute__((visibility("default"))) const char* kungfu_ms_version() { return KUNGFU_MINDSPORE_VERSION; }
 
-// Returns 0, or 1 on failure. See cpu/undivided.h.
+// Calls `ComputeUndivided` (cpu/undivided.h). Returns 0, or 1 on failure.
 extern "C" __attribute__((visibility("default"))) int kungfu_ms_compute_undivided() {
   try {
     return mindspore::kernel::kungfu::ComputeUndivided() ? 0 : 1;
@@ -28,7 +29,7 @@ extern "C" __attribute__((visibility("default"))) int kungfu_ms_compute_undivide
   }
 }
 
-// Returns 0, or 1 on failure. See cpu/denormals.h.
+// Calls `FlushDenormalsOfQueues` (cpu/denormals.h). Returns 0, or 1 on failure.
 extern "C" __attribute__((visibility("default"))) int kungfu_ms_flush_denormals_of_queues() {
   try {
     mindspore::kernel::kungfu::FlushDenormalsOfQueues();
@@ -58,7 +59,7 @@ class HostKernel : public NativeCpuKernelMod {
               void* stream) override = 0;
 };
 
-// A record that uses the tensors' own memory.
+// A kernel's record that uses the tensors' own memory instead of a copy.
 class HostRecord {
  public:
   void Lay(const KernelTensors& tensors, size_t count, uint64_t, void*) {
@@ -108,9 +109,10 @@ struct Host {
   static kf_status Wait(const std::vector<kf_started>& started) { return kf_wait(started.data(), started.size()); }
 };
 
-// Inputs: the gradients of a shard, followed by its loss. Outputs: as many tensors, followed by one bool. The tensors
-// have a value only if the bool says that the step has ended. On CPUs only, because the sums stay in the host's memory
-// between launches.
+// Inputs: the gradients of a shard, followed by the shard's loss. Outputs: the same number of
+// tensors, followed by one bool. The output tensors have a value only if the bool is true, which
+// means that the step has ended. This kernel exists only on CPUs, because the sums stay in the
+// host's memory between launches.
 class SumShards : public CollectiveOn<Host> {
  public:
   bool Launch(const KernelTensors& inputs, const KernelTensors& workspace, const KernelTensors& outputs,
@@ -136,13 +138,13 @@ class SumShards : public CollectiveOn<Host> {
   }
 
  private:
-  // Set in each launch, and valid only during it:
+  // These pointers are set in each launch, and are valid only during the launch:
   bool* over_{nullptr};
   const void* loss_{nullptr};
 };
 
-// Code that Dropout and its gradient share. Input: a tensor of a float dtype. Output: 0 for each dropped element, and
-// the scaled input element for each kept one. The scale preserves the expected value.
+// Code that Dropout and its gradient share. Input: a tensor of a float dtype. Output: 0 for each
+// dropped element, and a scaled element for each kept one. The scale preserves the expected value.
 class Dropping : public HostKernel {
  public:
   bool Init(const KernelTensors&, const KernelTensors&) override {
@@ -166,12 +168,12 @@ class Dropping : public HostKernel {
         return ApplyTo<float, float>(from, kept, to);
       case kNumberTypeFloat64:
         return ApplyTo<double, double>(from, kept, to);
-      default:  // rejected when shapes are inferred
+      default:  // the shape inference has already rejected such a tensor
         throw std::runtime_error("InternalError: " + kernel_name_ + " got a tensor whose dtype isn't a float dtype");
     }
   }
 
-  uint64_t threshold_{0};  // an element is dropped if its random number of 32 bits is less than this
+  uint64_t threshold_{0};  // an element is dropped if its 32-bit random number is less than this
   uint64_t count_{0};
 
  private:
@@ -187,9 +189,10 @@ class Dropping : public HostKernel {
   }
 };
 
-// Input: x. Outputs: x with some elements dropped, and the mask (true: kept). In a step of shards, the random numbers
-// depend on the shard and on the number of earlier draws for it. Outside such a step, they depend on the seed, the rank
-// and the number of earlier draws in this process.
+// Input: x. Outputs: x with some elements dropped, and the mask (true for a kept element). In a
+// sharded step, the random numbers depend on the shard and on the number of earlier draws for this
+// shard. In any other step, they depend on the seed, the rank and the number of earlier draws in
+// this process.
 class Dropout : public Dropping {
  public:
   bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
@@ -205,11 +208,11 @@ class Dropout : public Dropping {
   }
 
  private:
-  // Calls Philox twice. The first call turns the key of the draw into 128 bits. The second call turns these bits into
-  // the draw's random numbers, four per block.
+  // Draws the mask with two stages of Philox. The first stage turns the key of the draw into 128
+  // bits. The second stage turns these bits into random numbers, four per block.
   void Draw(bool* kept) const {
     static std::atomic<uint64_t> draws{0};
-    constexpr uint32_t kNoPlace = ~0u;  // no shard draws this often
+    constexpr uint32_t kNoPlace = ~0u;  // a number that no shard's draws reach
     uint64_t seed = 0;
     uint64_t step = 0;
     uint32_t shard = 0;
@@ -278,9 +281,10 @@ kf_status Copy(const Group& group) {
   return KF_OK;
 }
 
-// Computes the sum over all V ranks of a virtual world, or their minimum or maximum (ms_kungfu/msrun). The living
-// workers represent all V ranks: the sum is the workers' mean times V. A worker that hasn't begun to train
-// communicates with no other worker, and its own values represent all ranks.
+// Computes the sum, minimum or maximum over all V ranks of a virtual world (see ms_kungfu/msrun).
+// The running workers do the work of all V ranks, so the sum is the workers' mean times V. A worker
+// that hasn't begun training communicates with no other worker. It uses its own values for all V
+// ranks.
 class WorldAllReduce : public Reducing<Host> {
  public:
   bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {
@@ -289,7 +293,7 @@ class WorldAllReduce : public Reducing<Host> {
   }
 
  protected:
-  uint32_t Ranks() const override { return 1; }  // any number is right, because the shapes don't depend on it
+  uint32_t Ranks() const override { return 1; }  // the shapes don't depend on the number, so any number is right
 
   kf_status Run(const Group& group) override {
     const bool together = TakesPart();
@@ -326,8 +330,8 @@ class WorldAllReduce : public Reducing<Host> {
   }
 
  private:
-  // Sums in doubles. A mean of integers then keeps its fraction until it is multiplied by V. Exact if all sums are
-  // below 2^53.
+  // Sums in doubles, so a mean of integers isn't rounded before it is multiplied by V. The result
+  // is exact if all sums are below 2^53.
   template <typename Element>
   kf_status Sum(const Group& group, bool together) {
     using Wide = std::conditional_t<std::is_arithmetic_v<Element>, Element, float>;
@@ -359,11 +363,12 @@ class WorldAllReduce : public Reducing<Host> {
   std::vector<double> wide_;
 };
 
-// Broadcasts the values of rank `root` of a virtual world, as held by the worker that plays this rank. Another worker
-// may play the rank in the next step. A worker that hasn't begun to train plays all ranks itself.
+// Broadcasts the values of rank `root` of a virtual world. The source is the worker that does the
+// work of this virtual rank. In the next step, another worker may do this work. A worker that
+// hasn't begun training does the work of all virtual ranks itself.
 class WorldBroadcast : public Broadcast<Host> {
  protected:
-  uint32_t Ranks() const override { return 1; }  // any number is right, because the shapes don't depend on it
+  uint32_t Ranks() const override { return 1; }  // the shapes don't depend on the number, so any number is right
 
   kf_status Run(const Group& group) override {
     if (!TakesPart()) {
@@ -372,10 +377,10 @@ class WorldBroadcast : public Broadcast<Host> {
     auto* const ask = who_plays.load();
     const std::string who = this->name() + " (living)";
     for (;;) {
-      // Gather a list of living workers that is the same at all workers. Without the gather, one worker might know of
-      // a failure that another worker doesn't know of yet.
-      const uint32_t ranks = ClusterSize();  // for both the list and the gather: a second call might see another
-                                             // cluster
+      // Gather a list of running workers, so that all workers use the same list. Without the
+      // gather, one worker might know of a failure that another worker hasn't noticed yet.
+      const uint32_t ranks = ClusterSize();  // both calls below use it, because a second query might return another
+                                             // size
       std::vector<uint8_t> living(ranks);
       const uint8_t here = 1;
       const kf_tensor tensor{&here, living.data(), 1};
@@ -384,8 +389,9 @@ class WorldBroadcast : public Broadcast<Host> {
       const int root = static_cast<int>(this->root_);
       const int player = ask == nullptr ? root : ask(root, living.data(), static_cast<int>(ranks));
       const kf_status status = this->Bring(Host::kBroadcast, group, static_cast<uint32_t>(player), this->Layout(group));
-      // The worker that plays the rank has failed. All other workers know this, so another worker plays the rank. If
-      // none can continue, the gather of the next list fails.
+      // The worker that does the work of rank `root` has failed. All other workers know about this
+      // failure, so they choose another worker in the next iteration. If no worker can continue,
+      // the next gather fails.
       if (status != KF_PEER_LOST) return status;
     }
   }
@@ -406,14 +412,15 @@ bool AddShards(Factory<NativeCpuKernelMod>& factory) {
 }  // namespace
 }  // namespace mindspore::kernel::kungfu
 
-// Sets the function that tells whether this worker contributes to the operations of the other workers. Each operation
-// of the virtual world calls it.
+// Sets the function that returns whether this worker contributes to the operations of the other
+// workers. Each operation of the virtual world calls the function.
 extern "C" __attribute__((visibility("default"))) void kungfu_ms_ask_whether_it_takes_part(int (*ask)()) {
   mindspore::kernel::kungfu::takes_part = ask;
 }
 
-// Sets the function that tells which rank of the cluster plays a given rank of the virtual world. Each broadcast of the
-// virtual world calls it. The function chooses among the ranks that aren't 0 in the list.
+// Sets the function that chooses, among the cluster's ranks, the rank that does the work of a given
+// virtual rank. Each broadcast of the virtual world calls the function. It may choose only ranks
+// whose entry in the list isn't 0.
 extern "C" __attribute__((visibility("default"))) void kungfu_ms_ask_who_plays(int (*ask)(int, const uint8_t*, int)) {
   mindspore::kernel::kungfu::who_plays = ask;
 }

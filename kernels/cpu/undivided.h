@@ -1,4 +1,4 @@
-// Makes MindSpore's kernels compute in one part.
+// Makes each of MindSpore's kernels compute its work in one part.
 #ifndef KUNGFU_KERNELS_CPU_UNDIVIDED_H_
 #define KUNGFU_KERNELS_CPU_UNDIVIDED_H_
 
@@ -9,18 +9,22 @@
 
 namespace mindspore::kernel::kungfu {
 
-// Makes MindSpore's kernels compute their work in one part, from now on. Returns false if MindSpore has no thread pool.
+// From now on, makes each of MindSpore's kernels compute its work in one part. Returns false if
+// MindSpore has no thread pool.
 //
-// Some kernels (`ParallelLaunchAutoSearch`: Log and others) try several numbers of parts in their first launches, and
-// keep the fastest. Other kernels divide their work by the number of threads. The boundaries between parts decide which
-// elements are computed by vector units and which one by one. They therefore affect the last bits of the result.
+// Some kernels (`Log` and others that use `ParallelLaunchAutoSearch`) try several numbers of parts
+// in their first launches, and keep the fastest number. Other kernels divide their work by the
+// number of threads. The boundaries between parts decide which elements are computed by vector
+// units and which elements are computed one by one. The boundaries therefore affect the last bits
+// of the result.
 //
-// Kernels never use more parts than the pool reports threads. This function makes the pool report 1 thread, which also
-// overrides what kernels have found so far. The threads themselves, and the threads that run the graph's actors, don't
-// change.
+// A kernel never uses more parts than the number of threads that the pool reports. This function
+// makes the pool report 1 thread, which also overrides the number of parts that a kernel has
+// already found. The pool's threads don't change, nor do the threads that run the graph's actors.
 inline bool ComputeUndivided() {
   auto* const actors = ActorMgr::GetActorMgrRef();
-  if (actors->GetActorThreadPool() == nullptr) {  // MindSpore creates the pool with the first graph; do the same
+  if (actors->GetActorThreadPool() == nullptr) {  // MindSpore creates the pool with the first graph; create it now in
+                                                  // the same way
     constexpr size_t kActorQueue = 81920;
     size_t actor_threads = 0;
     size_t threads = 0;
@@ -31,8 +35,9 @@ inline bool ComputeUndivided() {
   if (pool == nullptr) {
     return false;
   }
-  // Kernels use the sum of both thread numbers. The number of actor threads must not change. So set the other number
-  // such that the sum is 1. It is unsigned, so it may wrap to a "negative" number.
+  // Kernels use the sum of the two thread numbers. The number of actor threads must not change, so
+  // the other number is set such that the sum is 1. It is unsigned, so it may wrap around to a
+  // "negative" number.
   pool->SetKernelThreadNum(size_t{1} - pool->GetActorThreadNum());
   return pool->GetKernelThreadNum() == 1;
 }

@@ -1,4 +1,5 @@
-// The plugin for GPUs. It registers its kernels natively, like MindSpore's own kernels.
+// The MindSpore plugin for GPUs. It registers its kernels in the same way as MindSpore's own GPU
+// kernels.
 #include "common/accelerator.h"
 #include "common/kernels.h"
 #include "mindspore/ops/kernel/gpu/gpu_kernel.h"

@@ -11,8 +11,8 @@
 
 namespace kungfu {
 
-// Returns the ticks of a counter that runs at a constant rate. Reading std::chrono's clock would take longer than the
-// rest of the measurement.
+// Returns the ticks of a counter that runs at a constant rate. Reading std::chrono's clock would
+// take longer than the rest of a measurement.
 inline uint64_t Ticks() {
 #if defined(__x86_64__)
   return __rdtsc();

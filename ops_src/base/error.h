@@ -1,4 +1,4 @@
-// Errors inside the runtime: one exception type that carries the status of the C ABI.
+// Errors inside the runtime. One exception type carries a status of the C ABI.
 #ifndef KUNGFU_BASE_ERROR_H_
 #define KUNGFU_BASE_ERROR_H_
 
@@ -18,7 +18,8 @@ class KF_API Error : public std::runtime_error {
  public:
   Error(kf_status status, const std::string& message) : std::runtime_error(message), status_(status) {}
   kf_status status() const { return status_; }
-  // The message as it crosses the C ABI, for example "PeerLostError: rank 2 failed".
+  // Returns the message in the form in which it crosses the C ABI, for example "PeerLostError: rank
+  // 2 failed".
   std::string Described() const { return std::string(StatusName(status_)) + ": " + what(); }
 
  private:
@@ -33,22 +34,24 @@ std::string Text(const Parts&... parts) {
   return out.str();
 }
 
-// Returns an InternalError with `what` and the description of `errno`, for a system call that has just failed.
+// Call this after a system call has failed. Returns an InternalError with `what` and the
+// description of `errno`.
 Error SystemError(const std::string& what);
 
-// Fills a field of fixed size with as much of `text` as fits, and a NUL.
+// Copies as much of `text` as fits into a field of fixed size, and adds a NUL.
 template <size_t kSize>
 void CopyText(char (&field)[kSize], const std::string& text) {
   const size_t n = text.copy(field, kSize - 1);
   field[n] = '\0';
 }
-// Returns the text of such a field. The field may come from a process that isn't ours.
+// Returns the text in a field of fixed size. Another process may have written the field, so the NUL
+// may be missing.
 template <size_t kSize>
 std::string TextOf(const char (&field)[kSize]) {
   return {field, strnlen(field, kSize)};
 }
 
-// Throws InternalError with the given values if an invariant doesn't hold.
+// Throws an InternalError with the given values if `condition` is false.
 #define KUNGFU_CHECK(condition, ...)                                                                                  \
   do {                                                                                                                \
     if (!(condition))                                                                                                 \

@@ -1,4 +1,5 @@
-// Places at which tests can make a process exit, stop or wait. They cost nothing unless the tests are built.
+// Points in the code at which tests can make a process exit, stop or wait. In a build without tests
+// they cost nothing.
 #ifndef KUNGFU_BASE_FAULT_POINT_H_
 #define KUNGFU_BASE_FAULT_POINT_H_
 
@@ -6,7 +7,7 @@
 
 namespace kungfu {
 
-// Called with the name of each fault point that the process reaches. Set by a test.
+// A test sets this hook. The process calls it with the name of each fault point that it reaches.
 __attribute__((visibility("default"))) inline void (*fault_hook)(const char* place) = nullptr;
 
 }  // namespace kungfu

@@ -1,4 +1,5 @@
-// Sets rounding and denormals to IEEE 754's defaults, whatever the thread's settings are.
+// Sets rounding and the treatment of denormals to IEEE 754's defaults, whatever the thread's own
+// settings are.
 #ifndef KUNGFU_BASE_FLOAT_ENVIRONMENT_H_
 #define KUNGFU_BASE_FLOAT_ENVIRONMENT_H_
 
@@ -11,11 +12,11 @@
 
 namespace kungfu {
 
-// Sets whether this thread treats denormal inputs as zero and replaces denormal results by zero. Returns the previous
-// setting.
+// Sets whether this thread flushes denormals, that is, treats denormal inputs as zero and replaces
+// denormal results by zero. Returns the previous setting.
 inline bool FlushDenormals(bool flushes) {
 #if defined(__x86_64__)
-  constexpr uint32_t kBits = 0x8040;  // for inputs and results
+  constexpr uint32_t kBits = 0x8040;  // one bit for inputs and one for results
   const uint32_t before = _mm_getcsr();
   _mm_setcsr(flushes ? before | kBits : before & ~kBits);
   return (before & kBits) == kBits;
@@ -30,8 +31,8 @@ inline bool FlushDenormals(bool flushes) {
 #endif
 }
 
-// Sets the default environment while the object lives. This matters because only some threads of a framework may flush
-// denormals to zero.
+// Sets IEEE 754's default environment while the object lives. Without it, results could depend on
+// the thread, because only some of a framework's threads may flush denormals to zero.
 class DefaultFloatEnvironment {
  public:
   DefaultFloatEnvironment() {

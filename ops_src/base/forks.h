@@ -7,23 +7,25 @@
 
 namespace kungfu {
 
-// Remembers the process in which an object was made. A forked child has a copy of its parent's memory. Without this
-// check, the child could publish data in its parent's name. It could also wait for a lock whose holder, a thread of the
-// parent, doesn't exist in the child. So each object that acts for a process checks this before it takes a lock.
+// Remembers the process that created an object. A forked child has a copy of its parent's memory.
+// Without this check, the child could publish data in its parent's name. It could also wait for a
+// lock that a thread of the parent holds, and that thread doesn't exist in the child. So each
+// object that acts for a process calls `IsCopy` or `Refuse` before it takes a lock.
 //
-// fork() increments a counter in the child, so a check is one load and one comparison. Children of vfork(),
-// posix_spawn() and a bare clone() aren't counted; they run none of our code.
+// fork() increments a counter in the child, so a check is one load and one comparison. The counter
+// doesn't count children of vfork(), posix_spawn() and a bare clone(), because they run none of the
+// runtime's code.
 class OneProcess {
  public:
   OneProcess() : made_in_(forks_.load(std::memory_order_relaxed)) {}
-  // Whether this object is a forked child's copy.
+  // Returns true if this object is a forked child's copy.
   bool IsCopy() const { return made_in_ != forks_.load(std::memory_order_relaxed); }
   // Throws ValueError in a forked child: "a forked child is not a member of the cluster and can't `what`".
   void Refuse(const char* what) const {
     if (IsCopy()) Throw(what);
   }
 
-  static void CountFork() { forks_.fetch_add(1, std::memory_order_relaxed); }  // called by fork() only
+  static void CountFork() { forks_.fetch_add(1, std::memory_order_relaxed); }  // only fork() calls it
 
  private:
   [[noreturn]] static void Throw(const char* what);

@@ -1,4 +1,4 @@
-// The hash function that the runtime uses for bytes.
+// The hash function that the runtime uses for byte sequences.
 #ifndef KUNGFU_BASE_HASH_H_
 #define KUNGFU_BASE_HASH_H_
 
@@ -7,7 +7,8 @@
 
 namespace kungfu {
 
-// 64-bit FNV-1a, with its standard basis and prime. Pass a previous result as `hash` to continue it with more data.
+// Computes 64-bit FNV-1a with its standard basis and prime. To hash more data into an earlier
+// result, pass that result as `hash`.
 inline uint64_t Fnv1a(const void* data, size_t bytes, uint64_t hash = 0xcbf29ce484222325u) {
   const auto* at = static_cast<const unsigned char*>(data);
   for (size_t i = 0; i < bytes; i++) hash = (hash ^ at[i]) * 0x100000001b3u;

@@ -1,4 +1,5 @@
-// Lets the program interrupt a thread that waits in the runtime. The Python bindings use it for Python's signals.
+// Lets the program interrupt a thread that waits in the runtime. The Python bindings use it to
+// handle Python's signals during a wait.
 #ifndef KUNGFU_BASE_INTERRUPT_H_
 #define KUNGFU_BASE_INTERRUPT_H_
 
@@ -6,15 +7,16 @@
 
 namespace kungfu {
 
-// Thrown out of a wait. This process can't use the communicator afterwards. Communicator::GiveUp describes what happens
-// at the other ranks.
+// The exception that ends an interrupted wait. Afterwards this process can't use the communicator
+// any more. Communicator::GiveUp describes what happens on the other ranks.
 class KF_API Interrupted : public Error {
  public:
   explicit Interrupted(const std::string& by) : Error(KF_ABORTED, "the wait was interrupted by " + by) {}
 };
 
-// While this object lives, its thread calls `check` whenever it waits: every 20 ms, and when a signal ends its sleep.
-// `check` may throw only Interrupted. If `check` is null, nothing is called.
+// While this object lives, its thread calls `check` whenever it waits: every 20 ms, and when a
+// signal ends its sleep. `check` may throw only Interrupted. If `check` is null, the thread calls
+// nothing.
 class InterruptCheck {
  public:
   explicit InterruptCheck(void (*check)());
@@ -23,7 +25,7 @@ class InterruptCheck {
   InterruptCheck& operator=(const InterruptCheck&) = delete;
 
   static void Run();
-  // Whether a caller further up in this thread has set a check.
+  // Returns true if a caller further up in this thread's stack has set a check.
   static bool IsSet();
 
  private:

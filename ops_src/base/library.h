@@ -1,4 +1,5 @@
-// A shared library that is opened at run time and may be missing: OpenSSL, or a device vendor's library.
+// A shared library that is opened at run time and may be missing, for example OpenSSL or a device
+// vendor's library.
 #ifndef KUNGFU_BASE_LIBRARY_H_
 #define KUNGFU_BASE_LIBRARY_H_
 
@@ -7,16 +8,17 @@
 
 namespace kungfu {
 
-// The library stays open until the process ends, because the threads and contexts that it has started can't be unloaded
-// safely.
+// The library stays open until the process ends. Closing it would be unsafe, because threads and
+// contexts that the library has started still use its code.
 class Library {
  public:
-  // `what` is the library's name in messages ("the CUDA runtime"). `paths` is a list separated by colons, tried in this
-  // order. If it is empty, the constructor tries a library that the process has already loaded under one of `names`,
-  // then the loader's search for `names`. Throws Error KF_MISSING.
+  // `what` is the library's name in messages ("the CUDA runtime"). `paths` is a list of paths,
+  // separated by colons, that are tried in this order. If `paths` is empty, the constructor first
+  // looks for a library that the process has already loaded under one of `names`. Then it lets the
+  // loader search for `names`. Throws Error KF_MISSING if no library can be opened.
   Library(const std::string& what, const char* paths, const std::vector<std::string>& names);
 
-  // The address of a function. Converts to any function pointer type.
+  // The address of a function. It converts to any type of function pointer.
   struct Symbol {
     void* address;
     template <typename Function>
@@ -24,7 +26,8 @@ class Library {
       return reinterpret_cast<Function*>(address);
     }
   };
-  // Throws Error KF_MISSING if the library doesn't have the function, because it is another version or another library.
+  // Throws Error KF_MISSING if the library doesn't have the function. In this case the file is
+  // another version or another library.
   Symbol Find(const std::string& name) const;
   // Returns null if the library doesn't have the function.
   Symbol FindOptional(const std::string& name) const;

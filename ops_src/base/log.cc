@@ -17,14 +17,15 @@ namespace kungfu {
 namespace {
 
 constexpr auto kApart = std::chrono::seconds(1);
-constexpr size_t kMostLines = 100;  // reached if the reader is slower than one line a second
+constexpr size_t kMostLines = 100;  // the queue's limit; it is reached if the reader handles less than one line per
+                                    // second
 
 void ToStderr(const std::string& line) {
   const std::string text = "kungfu: " + line + "\n";
   [[maybe_unused]] const auto written = write(STDERR_FILENO, text.data(), text.size());
 }
 
-// Never destroyed, because its thread is never joined and may outlive static destructors.
+// Never destroyed: the log's thread is never joined, so it may outlive static destructors.
 class Log {
  public:
   static Log& Get() {
@@ -61,7 +62,7 @@ class Log {
     try {
       StartThread("kungfu-log", [this] { Serve(); }).detach();
       started_ = true;
-    } catch (...) {  // no thread could be started: the lines stay queued
+    } catch (...) {  // no thread could be started, so the lines stay queued
     }
   }
 
@@ -106,7 +107,7 @@ void SetLog(LogHandler handler) { Log::Get().Set(std::move(handler)); }
 void LogSometimes(const std::string& line) noexcept {
   try {
     Log::Get().Say(line);
-  } catch (...) {  // no memory for the line
+  } catch (...) {  // there is no memory for the line
   }
 }
 

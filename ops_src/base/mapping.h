@@ -1,4 +1,4 @@
-// Shared memory in anonymous files.
+// Shared memory that processes map from anonymous files.
 #ifndef KUNGFU_BASE_MAPPING_H_
 #define KUNGFU_BASE_MAPPING_H_
 
@@ -14,7 +14,7 @@ namespace kungfu {
 
 inline size_t RoundUp(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-// Returns the size of the file. `what` is the file's name in messages.
+// Returns the file's size. `what` is the file's name in error messages.
 inline size_t FileSize(int fd, const std::string& what) {
   struct stat info{};
   if (fstat(fd, &info) != 0) throw SystemError("fstat of " + what);

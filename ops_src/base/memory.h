@@ -10,7 +10,7 @@
 
 namespace kungfu {
 
-inline constexpr size_t kAlign = 64;  // a cache line; the reductions are fastest with this alignment
+inline constexpr size_t kAlign = 64;  // one cache line; the reductions are fastest if their data has this alignment
 
 inline size_t Aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
@@ -18,7 +18,7 @@ struct FreeDeleter {
   void operator()(void* memory) const { std::free(memory); }
 };
 
-// A memory block that only grows. Growing it loses its contents.
+// A memory block that can only grow. If it grows, it loses its contents.
 class Memory {
  public:
   char* Get(size_t bytes) {

@@ -1,5 +1,5 @@
-// Deadlines that aren't affected by a pause of the whole job: SIGSTOP, a suspended Slurm step, a paused virtual
-// machine.
+// Deadlines that don't run while the whole job is paused, for example by SIGSTOP, by a suspended
+// Slurm step or in a paused virtual machine.
 #ifndef KUNGFU_BASE_RUN_TIME_H_
 #define KUNGFU_BASE_RUN_TIME_H_
 
@@ -8,21 +8,23 @@
 
 namespace kungfu {
 
-// Measures how long a wait has lasted, without the pauses in which this process didn't run.
+// Measures how long a wait has lasted, without the time during which this process didn't run.
 //
-// Every clock continues while a process is stopped. After a pause, a waiting thread would therefore find that its
-// deadline has passed, although the awaited rank was stopped as well and couldn't arrive.
+// Every clock continues while a process is stopped. So with an ordinary clock, a waiting thread
+// would find after a pause that its deadline has passed. The awaited rank, however, was stopped as
+// well and couldn't arrive.
 //
 //  1. A waiting thread reads the clock at least every kLongestSlice, because it sleeps in slices and reads the clock
-//     between them.
-//  2. So if two reads are more than kMostGap apart, this thread didn't run for part of that time. Only kMostGap of it
-//     is counted. (Test: RunTime.APauseCountsAsOneGap.)
-//  3. A pause of any length costs the awaited rank at most kMostGap of its time. After the pause, the rank has the
-//     rest of the time limit to publish its data.
+//     between two slices.
+//  2. So if two reads are more than kMostGap apart, this thread didn't run for part of the time between them. Only
+//     kMostGap of this time is counted. (Test: RunTime.APauseCountsAsOneGap.)
+//  3. A pause of any length takes at most kMostGap from the time limit of the awaited rank. After the pause, the rank
+//     has the rest of the time limit to publish its data.
 //  4. A wait still ends. Each read counts either the whole time since the last read or kMostGap, and any thread that
-//     runs reads again. A machine with too few cores makes deadlines longer, never shorter.
+//     runs will read the clock again. A machine with too few cores makes deadlines longer, never shorter.
 //
-// The state is local to one wait: no thread depends on what another thread reads. Not thread-safe.
+// The state belongs to a single wait, so no thread depends on what another thread reads. Not
+// thread-safe.
 class RunTime {
  public:
   using Clock = std::chrono::steady_clock;
@@ -32,7 +34,8 @@ class RunTime {
 
   explicit RunTime(Clock::time_point now = Clock::now()) : looked_(now) {}
 
-  // Reads the clock and returns how long the wait has lasted. `now` must never go back.
+  // Reads the clock and returns how long the wait has lasted. `now` must never be earlier than in
+  // the previous call.
   Clock::duration Look(Clock::time_point now = Clock::now()) {
     ran_ += std::min<Clock::duration>(now - looked_, kMostGap);
     looked_ = now;

@@ -9,10 +9,11 @@
 namespace kungfu {
 namespace {
 
-std::atomic<pid_t> process{0};  // the process for which the next SIGTERM is a request; 0: none any more
+std::atomic<pid_t> process{0};  // the process in which the next SIGTERM counts as a request; 0 if no request is
+                                // expected any more
 std::atomic<int> requests{-1};
 
-// Calls only functions that are safe in a signal handler.
+// A signal handler, so it calls only async-signal-safe functions.
 void Handle(int number) {
   const int error = errno;
   pid_t self = getpid();

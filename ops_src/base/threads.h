@@ -1,4 +1,4 @@
-// Threads that the runtime starts in addition to the program's threads.
+// Threads that the runtime itself starts, in addition to the program's threads.
 #ifndef KUNGFU_BASE_THREADS_H_
 #define KUNGFU_BASE_THREADS_H_
 
@@ -10,8 +10,9 @@
 
 namespace kungfu {
 
-// Runs `body` on a new thread called `name` (at most 15 characters). The thread blocks all signals, so that the
-// program's threads receive them. Throws what std::thread throws.
+// Runs `body` on a new thread called `name` (at most 15 characters). The thread blocks all signals,
+// so that the program's threads receive them. Throws the same exceptions as the constructor of
+// std::thread.
 template <typename Body>
 std::thread StartThread(const char* name, Body body) {
   struct Blocked {

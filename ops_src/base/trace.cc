@@ -31,13 +31,13 @@ namespace {
 
 constexpr auto kInterval = std::chrono::milliseconds(100);
 constexpr auto kStopLimit = std::chrono::seconds(1);
-constexpr uint64_t kRingEvents = 8192;  // 512 KiB, touched as far as it is used
+constexpr uint64_t kRingEvents = 8192;  // 512 KiB; the memory is touched only as far as it is used
 constexpr uint64_t kLeastWaitNs = 10000;
 constexpr uint32_t kMostNames = 10000;
 constexpr size_t kMostOfName = 200;
-constexpr size_t kEndBytes = 256;   // room for the last line
-constexpr size_t kWaiting = 3;      // the place of a time among an event's values
-constexpr uint64_t kStepTrack = 1;  // a thread's number that no thread of a worker has
+constexpr size_t kEndBytes = 256;   // space for the last line of the file
+constexpr size_t kWaiting = 3;      // the index of the waiting time in an event's values
+constexpr uint64_t kStepTrack = 1;  // the track of the steps; no thread has this number
 
 struct Ring {
   Ring() {
@@ -47,7 +47,8 @@ struct Ring {
   }
   const long thread = syscall(SYS_gettid);
   std::string name;
-  uint32_t introduced = 0;  // the number of the last trace that has the name; the writer's
+  uint32_t introduced = 0;  // the number of the last trace to which the writer has added this ring's name; used only by
+                            // the writer
   std::array<Trace::Event, kRingEvents> events;
   alignas(64) std::atomic<uint64_t> pushed{0};
   std::atomic<uint64_t> lost{0};
@@ -55,7 +56,7 @@ struct Ring {
   alignas(64) std::atomic<uint64_t> taken{0};
 };
 
-// A thread's reference to its ring.
+// A thread's reference to its ring. When the thread ends, it retires the ring.
 struct OwnRing {
   ~OwnRing() {
     if (ring != nullptr) ring->retired.store(true, std::memory_order_release);
@@ -63,14 +64,14 @@ struct OwnRing {
   std::shared_ptr<Ring> ring;
 };
 thread_local OwnRing own_ring;
-thread_local bool trains = false;  // whether the thread makes the training's steps
+thread_local bool trains = false;  // true for the thread that runs the training steps
 
 void Append(std::string& text, uint64_t number) {
   char digits[20];
   text.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
 }
 
-// Appends microseconds with three decimals.
+// Appends a time to `text` as microseconds with three decimals.
 void AppendUs(std::string& text, uint64_t ns) {
   Append(text, ns / 1000);
   const auto rest = static_cast<uint32_t>(ns % 1000);
@@ -89,7 +90,7 @@ std::string Escaped(std::string_view name) {
 
 struct Format {
   const char* category;
-  std::array<const char*, 4> values;  // null: not written
+  std::array<const char*, 4> values;  // the names of the values; null for a value that isn't written
   bool on_step_track;
 };
 const Format& FormatOf(Trace::What what) {
@@ -157,7 +158,8 @@ class TraceFile {
     news_.wait_for(lock, kStopLimit, [this] { return ended_; });
   }
 
-  // The child's copy of a mutex may be locked by a thread that doesn't exist there: checked before any lock.
+  // In a forked child, a copied mutex may be locked by a thread that doesn't exist there. So
+  // callers check this first, before they take a lock.
   bool IsCopy() const { return process_->IsCopy(); }
 
   uint32_t Name(const std::string& name, uint64_t version, uint64_t* n) {
@@ -196,7 +198,7 @@ class TraceFile {
     ring.pushed.store(pushed + 1, std::memory_order_release);
   }
 
-  // See Trace::StepBegins.
+  // The times that `Trace::StepBegins` and the functions after it record.
   std::atomic<uint64_t> step_began{0}, first_reduction{0}, last_reduction{0}, computing_from{0}, other_work_ended{0};
 
  private:
@@ -224,7 +226,7 @@ class TraceFile {
         const bool retired = ring->retired.load(std::memory_order_acquire);
         const uint64_t pushed = ring->pushed.load(std::memory_order_acquire);
         {
-          // The names of the events before `pushed` exist.
+          // All names that the events before `pushed` use exist by now.
           const std::lock_guard<std::mutex> guard(mutex_);
           names.insert(names.end(), names_.begin() + static_cast<std::ptrdiff_t>(names.size()), names_.end());
         }
@@ -246,7 +248,8 @@ class TraceFile {
     if (!failed_) End(lost, !fits);
     close(fd_);
     const std::lock_guard<std::mutex> guard(mutex_);
-    for (const auto& ring : rings_) {  // events that this trace has not written don't belong to the next one
+    for (const auto& ring : rings_) {  // drop events that this trace hasn't written, so that the next trace doesn't
+                                       // write them
       ring->taken.store(ring->pushed.load(std::memory_order_acquire), std::memory_order_release);
       ring->lost.store(0, std::memory_order_relaxed);
     }
@@ -290,7 +293,8 @@ class TraceFile {
     text_ += "}},\n";
   }
 
-  // Writes as many whole lines of text_ as fit. Returns false if the trace is over.
+  // Writes as many whole lines of `text_` as fit into the file. Returns false if the trace has
+  // ended.
   bool Flush() {
     const bool fits = written_ + text_.size() + kEndBytes <= limit_;
     if (!fits) {
@@ -330,13 +334,13 @@ class TraceFile {
   }
 
   std::atomic<bool> started_{false};
-  // Set before started_, on_ and the writer are.
+  // These members are set before `started_`, `on_` and the writer are set.
   int fd_ = -1;
   std::string path_, prefix_;
   uint64_t limit_ = 0;
   uint32_t number_ = 0;
   std::unique_ptr<OneProcess> process_;
-  // The writer's.
+  // Only the writer thread uses these members.
   uint64_t written_ = 0;
   std::string text_;
   bool failed_ = false;
@@ -355,7 +359,7 @@ void Trace::Start(int fd, const std::string& path, uint64_t max_bytes) { TraceFi
 void Trace::Stop() noexcept {
   try {
     TraceFile::Get().Stop();
-  } catch (...) {  // the mutex failed: the process ends anyway
+  } catch (...) {  // the mutex failed, which matters no more because the process is ending
   }
 }
 
@@ -427,9 +431,10 @@ void Trace::StepEnds(uint64_t step) noexcept {
   const uint64_t began = file.step_began.load(std::memory_order_relaxed), ended = Now();
   if (began == 0) return;
   Add({began, ended, {step}, Name("step"), What::kStep});
-  // The parts, one after another: a thread that ran on must not make them overlap.
+  // The events within the step must not overlap, even if a thread continued past the end of the
+  // step. So each begins where the previous one ends.
   const uint64_t first = std::min(ended, file.first_reduction.load(std::memory_order_relaxed));
-  if (first < began) return;  // no gradients were reduced
+  if (first < began) return;  // the step has reduced no gradients
   const uint64_t from = std::clamp(file.computing_from.load(std::memory_order_relaxed), began, first);
   const uint64_t last = std::clamp(file.last_reduction.load(std::memory_order_relaxed), first, ended);
   Add({from, first, {}, Name("compute"), What::kInStep});

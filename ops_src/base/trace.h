@@ -12,46 +12,52 @@
 
 namespace kungfu {
 
-// Any thread adds events. One thread writes them to a file, ten times a second.
+// Any thread can add events. One thread writes them to a file ten times per second.
 //
-// 1. Each thread that adds events has one ring, with one producer, the thread, and one consumer, the writer. The
-// producer fills a slot and then stores `pushed` (release). The writer loads `pushed` (acquire), reads the slots before
-// it, and then stores `taken` (release). The producer loads `taken` (acquire) before it fills a slot again. So no slot
-// is written and read at the same time.
+// 1. Each thread that adds events has one ring. The ring has one producer (the thread itself) and
+// one consumer (the writer). The producer fills a slot and then stores `pushed` (release). The
+// writer loads `pushed` (acquire), reads the slots before it, and then stores `taken` (release).
+// The producer loads `taken` (acquire) before it fills a slot again. So no slot is written and read
+// at the same time.
 // Test: Trace.EventsOfManyThreadsAreWrittenWholeAndInOrder
 //
-// 2. A producer never waits for room: if its ring is full, the event is lost, and the file says how many were. `Name`
-// shares a mutex with the writer, which holds it only to copy names and pointers.
+// 2. A producer never waits for space in its ring. If the ring is full, the event is lost, and the
+// file contains the number of lost events. `Name` shares a mutex with the writer, which holds it
+// only while it copies names and pointers.
 // Test: Trace.FullRingLosesEventsAndCountsThem
 //
-// 3. A ring is freed after its thread has ended and its events are written. The thread sets `retired` (release) after
-// its last event. The writer loads `retired` (acquire) before it takes events, so it then takes all of them.
+// 3. A ring is freed when its thread has ended and its events are written. The thread sets
+// `retired` (release) after its last event. The writer loads `retired` (acquire) before it takes
+// events, so it then takes all events.
 // Test: Trace.EventsOfEndedThreadsAreWritten
 //
-// 4. No mutex is held during a system call on the file. So a disk that hangs blocks the writer and no other thread, and
-// Stop waits for kStopLimit at most.
+// 4. No thread holds a mutex during a system call on the file. So a disk that hangs blocks the
+// writer but no other thread, and `Stop` waits for at most kStopLimit.
 // Test: Trace.HungFileBlocksNoCaller
 //
-// 5. After an error, or at the limit of the file's size, the trace stops for good with one log line. The file then has
-// whole lines only. A file without its last line, `]`, is still valid in Chrome's format.
+// 5. After an error, or when the file reaches its size limit, the trace stops for good and logs one
+// line. The file then contains only whole lines. A file without its last line, `]`, is still valid
+// in Chrome's format.
 // Test: Trace.FullDiskStopsTheTrace
 // Test: Trace.SizeLimitEndsTheFileWithWholeLines
 //
 // 6. A forked child has no writer. It adds no events, and takes no lock of the trace.
 // Test: Trace.ForkedChildAddsNothing
-class KF_API Trace {  // the bindings must share its data
+class KF_API Trace {  // exported, because the bindings must use the same static data
  public:
-  // What an event is. The writer adds the category, and the names of `values`.
+  // The kinds of event. After the colon: the meaning of an event's `values`. The writer adds the
+  // category and the names of the values.
   enum class What : uint8_t {
-    kOperation,  // a collective, from its call to its result: bytes, n (see NameOperation), version, waiting (ns)
-    kPart,       // the part of a collective within the host: bytes, -, -, waiting (ns)
-    kWait,       // this rank slept or spun until another rank had data: rank
-    kHostWait,   // the same for other hosts
-    kCopy,       // bytes
-    kProgram,    // the program, or ms_kungfu's Python, did what the name says
-    kStep,       // step
-    kInStep,     // a part of the step
-    kMember,     // this process has become a member: version, rank, size
+    kOperation,  // a collective, from its call until its result: bytes, n (see NameOperation), version, waiting time
+                 // (ns)
+    kPart,       // the part of a collective that runs within the host: bytes, -, -, waiting time (ns)
+    kWait,       // this rank slept or spun until another rank had data: the other rank
+    kHostWait,   // this rank slept or spun until other hosts had data
+    kCopy,       // a copy of tensors: bytes
+    kProgram,    // something that the program or ms_kungfu's Python did, which the event's name describes
+    kStep,       // a training step: its number
+    kInStep,     // a part of a training step
+    kMember,     // this process has become a member of a cluster version: version, rank, size
   };
   struct Event {
     uint64_t begin_ns, end_ns;
@@ -60,38 +66,43 @@ class KF_API Trace {  // the bindings must share its data
     What what;
   };
 
-  // Returns whether a trace is written. Costs one load.
+  // Returns true if a trace is being written. Costs one load.
   static bool On() { return on_.load(std::memory_order_acquire); }
-  // Returns CLOCK_MONOTONIC, which all processes of a host share.
+  // Returns the time of CLOCK_MONOTONIC, which all processes on a host share.
   static uint64_t Now() {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return static_cast<uint64_t>(now.tv_sec) * 1000000000 + static_cast<uint64_t>(now.tv_nsec);
   }
 
-  // Starts the trace, unless one is being written. `fd` is a file that has the beginning of a JSON array; the trace
-  // owns it. `path` is for messages. The file gets at most `max_bytes` more bytes.
+  // Starts a trace, unless one is already being written. `fd` is a file that contains the beginning
+  // of a JSON array. The trace owns the descriptor. `path` is used in messages. The trace adds at
+  // most `max_bytes` to the file.
   static void Start(int fd, const std::string& path, uint64_t max_bytes);
-  // Writes the last events, and ends the file.
+  // Writes the last events and ends the file.
   static void Stop() noexcept;
 
-  // Returns the number of a name. Takes a mutex.
+  // Returns the number that stands for a name in events. Takes a mutex.
   static uint32_t Name(const std::string& name) noexcept;
-  // The same for the name of a collective that has ended in this cluster version. `n` receives how many of this name
-  // have ended before. So the events with equal version, name and n at all ranks are one collective.
+  // Returns the number that stands for the name of a collective. Call it when the collective has
+  // ended in cluster version `version`. `n` receives how many collectives of this name had ended
+  // before in this version. So events with equal version, name and n on all ranks describe the same
+  // collective.
   static uint32_t NameOperation(const std::string& name, uint64_t version, uint64_t* n) noexcept;
   static void Add(const Event& event) noexcept;
 
-  // The time for which the calling thread has waited for other ranks.
+  // Returns the time in ns for which the calling thread has waited for other ranks.
   static uint64_t WaitedByThread() { return waited_ns_; }
-  // Adds a wait of the calling thread for another rank, or for other hosts. Short waits get no event of their own.
+  // Records that the calling thread has waited for another rank, or for other hosts. A short wait
+  // adds to the total time but gets no event of its own.
   static void AddWait(uint64_t began_ns, uint32_t rank) noexcept;
   static constexpr uint32_t kOtherHosts = UINT32_MAX;
-  // Adds an event of the program, from `began_ns` until now.
+  // Adds an event for work of the program that lasted from `began_ns` until now.
   static void AddProgram(const std::string& name, uint64_t began_ns) noexcept;
 
-  // The parts of a training step that can be told from outside of MindSpore. `compute` lasts from the end of the last
-  // event of the program, or of another collective, in the thread that trains to the first reduction of gradients.
+  // Record the parts of a training step that are visible from outside MindSpore. `compute` ends at
+  // the step's first gradient reduction. It begins at the end of the previous event of the program,
+  // or of another collective, in the thread that trains.
   static void StepBegins() noexcept;
   static void StepEnds(uint64_t step) noexcept;
   static void ReductionBegins(uint64_t now_ns) noexcept;
@@ -104,7 +115,7 @@ class KF_API Trace {  // the bindings must share its data
   friend class TraceFile;
 };
 
-// Adds an event for the lifetime of this object.
+// Adds an event that lasts as long as this object lives.
 class TraceSpan {
  public:
   TraceSpan(Trace::What what, const char* name, uint64_t value = 0)

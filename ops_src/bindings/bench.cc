@@ -1,5 +1,6 @@
-// Timing loops of `python -m benchmarks`. A call from Python takes as long as a small collective, so the loops and the
-// clock are in C++. The runtime, an MPI library and memcpy share one loop, so their times are measured in the same way.
+// Timing loops for `python -m benchmarks`. A call from Python takes as long as a small collective,
+// so the loops and the clock are in C++. The runtime, an MPI library and memcpy are all measured in
+// the same loop.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -15,11 +16,11 @@ namespace py = pybind11;
 namespace kungfu {
 namespace {
 
-// The tensors of one call.
+// The tensors that one call uses.
 using Set = std::vector<kf_tensor>;
 
-// The sets of tensors that the calls use in turn, so that data can come from memory instead of the cache. Holds
-// Python's buffers during a loop.
+// The sets of tensors. Successive calls use different sets, so that data can come from memory
+// instead of the cache. The object holds Python's buffers during a loop.
 class Sets {
  public:
   using Buffers = std::vector<std::pair<std::vector<py::buffer>, std::vector<py::buffer>>>;
@@ -50,7 +51,7 @@ class Sets {
   std::vector<Set> sets_;
 };
 
-// Ranges of tensors, [first, second). Each range is one operation.
+// Ranges [first, second) of tensor numbers. Each range is one operation.
 using Groups = std::vector<std::pair<size_t, size_t>>;
 
 void Check(const Groups& groups, size_t tensors) {
@@ -60,9 +61,10 @@ void Check(const Groups& groups, size_t tensors) {
   }
 }
 
-// Returns the seconds per call for each of `samples` samples of `batch` calls. All ranks wait for each other before
-// each sample, so that they start together. They also wait after the last sample: otherwise a rank that has finished
-// could start other work on a core that the other ranks need.
+// Takes `samples` samples of `batch` calls each, and returns the seconds per call for each sample.
+// Before each sample, all ranks wait for each other so that they start together. They also wait
+// after the last sample. Otherwise a rank that has finished could start other work on a core that
+// the other ranks need.
 template <typename Barrier, typename Call>
 std::vector<double> Time(size_t samples, size_t batch, const Barrier& barrier, const Call& call) {
   using Clock = std::chrono::steady_clock;
@@ -103,8 +105,9 @@ std::vector<double> TimeCollective(const std::string& kind, const std::string& n
       });
 }
 
-// Functions and handles of an MPI library, passed as addresses. The library is already loaded, so the build needs no
-// MPI. A handle is a pointer in some libraries and an int in others; both fit into a register.
+// Functions and handles of an MPI library, which Python passes as addresses. Python has already
+// loaded the library, so the build needs no MPI. A handle is a pointer in some libraries and an int
+// in others. Both fit into a register.
 using Handle = uintptr_t;
 using MpiAllReduce = int (*)(const void*, void*, int, Handle, Handle, Handle);
 using MpiBroadcast = int (*)(void*, int, Handle, int, Handle);
@@ -119,8 +122,8 @@ int MpiCount(uint64_t count) {
   return static_cast<int>(count);
 }
 
-// MPI accepts only one contiguous buffer. So a group of several tensors is packed into a buffer, and the result is
-// unpacked from another buffer.
+// Measures an MPI library. MPI accepts only one contiguous buffer. So the loop packs a group of
+// several tensors into a buffer, and unpacks the result from another buffer.
 std::vector<double> TimeMpi(const std::string& kind, Handle function, Handle barrier, const Sets::Buffers& buffers,
                             const Groups& groups, size_t unit, Handle datatype, Handle op, int root, Handle comm,
                             size_t samples, size_t batch) {
@@ -157,7 +160,7 @@ std::vector<double> TimeMpi(const std::string& kind, Handle function, Handle bar
             run(begin->input, begin->output, static_cast<int>(counts[g]));
             continue;
           }
-          // A broadcast is in place, so its result is in the packed buffer.
+          // MPI broadcasts in place, so the result is in the packed buffer.
           char* result = kind == "broadcast" ? to.data() : from.data();
           size_t at = 0;
           for (const kf_tensor* t = begin; t < end; at += t->count * unit, t++) {

@@ -1,4 +1,5 @@
-// ms_kungfu._core: the runtime for Python. This layer converts arguments and releases the GIL during calls that wait.
+// The Python module ms_kungfu._core: Python's access to the runtime. This layer converts arguments,
+// and releases the GIL during calls that wait.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -36,7 +37,7 @@ void RegisterStore(py::module_& m);      // store.cc
 
 namespace {
 
-// A contiguous Python buffer, held while this object lives.
+// A contiguous Python buffer. The object holds the buffer while it lives.
 class Buffer {
  public:
   Buffer(const py::object& object, bool writable) {
@@ -60,7 +61,7 @@ class Buffer {
   Py_buffer view_{};
 };
 
-// Returns `dtype`, a kf_dtype. If `dtype` is negative, returns the dtype of the buffer.
+// Returns `dtype` as a kf_dtype. If `dtype` is negative, returns the buffer's own dtype.
 kf_dtype DtypeOf(const Buffer& buffer, int dtype) {
   if (dtype >= 0) {
     if (!IsDtype(dtype)) throw Error(KF_TYPE, Text("no dtype has number ", dtype));
@@ -80,14 +81,15 @@ kf_dtype DtypeOf(const Buffer& buffer, int dtype) {
                             "'; the supported dtypes are (u)int8 to (u)int64, float16, bfloat16, float32 and float64"));
 }
 
-// Returns the communicator. If this process hasn't joined the cluster yet, it joins first; Python's signals can end
-// that wait.
+// Returns the communicator. If this process hasn't joined the cluster yet, it joins first. A Python
+// signal handler that raises ends the wait.
 std::shared_ptr<Communicator> Joined() {
   const InterruptCheck check(CheckOfThread());
   return Peer::Get().Current();
 }
 
-// Returns the tensor of an all-reduce that is split into start and wait. Its output has the size of its input.
+// Returns the tensor for an all-reduce that is split into start and wait. The output must have the
+// same size as the input.
 kf_tensor Tensor(const Buffer& input, const Buffer& output, kf_dtype dtype) {
   if (output.bytes() != input.bytes()) {
     throw Error(KF_INVALID, Text("out has ", output.bytes(), " bytes, but needs ", input.bytes()));
@@ -95,7 +97,8 @@ kf_tensor Tensor(const Buffer& input, const Buffer& output, kf_dtype dtype) {
   return {input.data(), output.data(), input.bytes() / SizeOf(dtype)};
 }
 
-// One operation over one array, which may run any number of times. It holds both buffers. Its name isn't copied.
+// One operation on one array. It may run any number of times. It holds the input and output
+// buffers. It doesn't copy its name, so the caller must keep the name alive.
 class ArrayOperation {
  public:
   ArrayOperation(const Operation& operation, const py::object& in, const py::object& out, int dtype,
@@ -114,7 +117,7 @@ class ArrayOperation {
     if (from < to + output_.bytes() && to < from + input_.bytes() &&
         (from != to || input_.bytes() != output_.bytes())) {
       throw Error(KF_INVALID,
-                  Text(Title(), "out overlaps the input in part; pass the input itself or separate memory"));
+                  Text(Title(), "`out` partly overlaps the input; pass the input itself or separate memory"));
     }
     tensor_ = {input_.data(), output_.data(), input_.bytes() / SizeOf(operation_.dtype)};
     operation_.layout = layout_.c_str();
@@ -125,8 +128,8 @@ class ArrayOperation {
   ArrayOperation& operator=(const ArrayOperation&) = delete;
 
   void Run() const {
-    // The size is checked against the same communicator that runs the operation, even if another thread changes the
-    // current communicator meanwhile.
+    // Check the size against the communicator that also runs the operation. Another thread may
+    // replace the current communicator meanwhile.
     const auto communicator = Joined();
     const size_t grow = operation_.kind == Kind::kAllGather ? communicator->size() : 1;
     const size_t shrink = operation_.kind == Kind::kReduceScatter ? communicator->size() : 1;
@@ -163,7 +166,7 @@ class PreparedAllReduce {
   const ArrayOperation operation_;
 };
 
-// Throws the error that a failed call of the C ABI has recorded.
+// Throws the error that a failed call to the C ABI has recorded.
 void Check(kf_status status) {
   if (status == KF_OK) return;
   const std::string text = kf_last_error();
@@ -174,8 +177,9 @@ std::chrono::milliseconds Milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 
-// Converts an exception of a Python handler to the form that crosses the C ABI ("ResizeError: ...") and throws it.
-// KeyboardInterrupt and SystemExit are passed on as they are if the caller is Python too.
+// Converts a Python handler's exception to the form that crosses the C ABI ("ResizeError: ..."),
+// and throws it. KeyboardInterrupt and SystemExit are passed on unchanged if the caller is Python
+// too.
 [[noreturn]] void Rethrow(py::error_already_set& raised) {
   if (!raised.matches(PyExc_Exception) && InterruptCheck::IsSet()) {
     const std::string by = py::str(raised.type().attr("__name__"));
@@ -190,8 +194,8 @@ std::chrono::milliseconds Milliseconds(double seconds) {
   throw Error(KF_RESIZE, Text(type, ": ", text));
 }
 
-// Holds a reference to `callable`. The last copy of the handler releases the reference on any thread, with the GIL
-// held.
+// Holds a reference to `callable`. When the last copy of the handler is destroyed, on any thread,
+// it takes the GIL and releases the reference.
 std::shared_ptr<py::object> Hold(const py::object& callable) {
   return {new py::object(callable), [](py::object* object) {
             if (Py_IsInitialized() == 0) return;
@@ -228,8 +232,8 @@ Peer::ResizeHandler HandlerFrom(const py::object& callable) {
 PYBIND11_MODULE(_core, m) {
   m.doc() = "Runtime of ms_kungfu: collectives between the processes of a cluster. Use ms_kungfu.comm instead.";
 
-  // ms_kungfu.errors builds the typed exception, because it has the exception classes. RecordFailure keeps the error
-  // for ms_kungfu.last_error().
+  // ms_kungfu.errors creates the typed exception, because it defines the exception classes.
+  // RecordFailure stores the error for ms_kungfu.last_error().
   py::register_exception_translator([](std::exception_ptr thrown) {
     try {
       if (thrown) std::rethrow_exception(thrown);
@@ -251,7 +255,7 @@ PYBIND11_MODULE(_core, m) {
       "Return the newest cluster version that the launcher has announced.");
   m.def(
       "deadlines_held", [] { return Peer::Get().Current()->deadlines_held(); },
-      "Return whether the launcher waits for the job's store. No deadline of a member runs during this wait.");
+      "Return whether the launcher waits for the job's store. No member's deadline runs during this wait.");
   m.def(
       "sync_points", [] { return Peer::Get().Current()->sync_points(); },
       "Return the number of sync points that members have requested in this cluster version.");
@@ -260,7 +264,7 @@ PYBIND11_MODULE(_core, m) {
       "Ask all members to reach the sync point with this number (1 or more). Not collective.");
   m.def(
       "set_busy", [](bool busy) { Peer::Get().Current()->SetBusy(busy); }, py::arg("busy"),
-      "Set whether this rank does long work alone, so that the other ranks' deadlines wait. Not collective.");
+      "Set whether this rank does long work that involves no other rank. The other ranks' deadlines wait meanwhile.");
   m.def(
       "note_activity", [](uint32_t activity) { Peer::Get().Current()->NoteActivity(activity); }, py::arg("activity"),
       "Report what the program does, as an index of ACTIVITIES, for `kungfu-run -dashboard`. Not collective.");
@@ -271,7 +275,8 @@ PYBIND11_MODULE(_core, m) {
         Peer::Get().Current()->NoteStep(step, std::chrono::duration_cast<std::chrono::nanoseconds>(each));
       },
       py::arg("step"), py::arg("each_s"),
-      "Report that training has finished this step. `each_s`: seconds per step; 0 if not known yet. Not collective.");
+      "Report that training has finished this step. `each_s`: seconds per step, or 0 if not known yet. Not "
+      "collective.");
   m.def(
       "living", [] { return Peer::Get().Current()->Living(); },
       "Return the ranks that this process doesn't know to have failed.");
@@ -281,8 +286,10 @@ PYBIND11_MODULE(_core, m) {
         const auto taken = Peer::Get().Current()->TakeReductions();
         return std::make_tuple(taken.gradient, taken.any, taken.commits, taken.first, taken.last);
       },
-      "Return what has ended since the last call: (latest gradient reduction, latest other all-reduce, number of "
-      "commits, first commit, last commit). All except the number of commits are generations plus one; 0 means none. A "
+      "Return which reductions have ended since the last call: (latest gradient reduction, latest other all-reduce, "
+      "number of "
+      "commits, first commit, last commit). All values except the number of commits are generations plus one, and 0 "
+      "means none. A "
       "commit is a set of gradient reductions that ended together.");
   m.def(
       "members_of", [](uint32_t generation) { return Peer::Get().Current()->MembersOf(generation); },
@@ -295,18 +302,19 @@ PYBIND11_MODULE(_core, m) {
         }
         Peer::Get().SetWeight(weight);
       },
-      py::arg("weight"), "Set this rank's weight in the next gradient reductions: its number of samples.");
+      py::arg("weight"), "Set this rank's weight (its number of samples) in the next gradient reductions.");
   m.def(
       "set_claim", [](const std::string& claim) { Peer::Get().SetClaim(claim); }, py::arg("claim"),
       "Set the description of the parameters that this rank begins to train. Gradient reductions compare it between "
       "ranks.");
   m.def(
       "set_sources", [](const Members& sources) { Peer::Get().Current()->SetSources(sources); }, py::arg("sources"),
-      "Set the ranks (ascending, equal at all ranks) that have the same data, until the next call. A broadcast whose "
+      "Until the next call, set the ranks (ascending, the same list on all ranks) that have the same data. A broadcast "
+      "whose "
       "root is one of these ranks may copy the data from any of them.");
   m.def(
       "state_root", [] { return Peer::Get().Current()->StateRoot(); },
-      "Return the lowest rank that had the training state when it joined, or the size if no rank had it.");
+      "Return the lowest rank that had the training state when it joined, or the cluster size if no rank had it.");
   m.def(
       "last_error", [] { return LastFailureOfProcess(); }, "Return the message of this process's last failure, or ''.");
   m.def("instruction_set", [] { return std::string(ReductionInstructionSet()); });
@@ -334,11 +342,11 @@ PYBIND11_MODULE(_core, m) {
       },
       py::arg("local_fd"), py::arg("control_fd"), py::arg("request_fd"), py::arg("model_fd"), py::arg("rank"),
       py::arg("host_of_rank"), py::arg("address"), py::arg("has_state"), py::arg("collective_timeout_s"),
-      py::arg("join_timeout_s"), "Join a cluster over several hosts. The caller keeps the descriptors.");
+      py::arg("join_timeout_s"), "Join a cluster over several hosts. The caller still owns the descriptors.");
   m.def("leave", [](const std::string& reason) { Peer::Get().Leave(reason); }, py::arg("reason"));
   m.def("reset", [] { Peer::Get().Reset(); });
   m.def("catch_sigterm", &CatchSigterm, py::arg("fd"),
-        "From now on the first SIGTERM writes a byte to this pipe; the second one has its default action.");
+        "From now on the first SIGTERM writes a byte to the pipe `fd`. The second SIGTERM has its default action.");
   m.def(
       "resize",
       [](uint32_t size) {
@@ -354,7 +362,7 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "set_join_handler", [](const py::object& callable) { Peer::Get().SetJoinHandler(JoinHandlerFrom(callable)); },
       py::arg("callable"),
-      "Set the function that is called before the first use of the cluster if the process hasn't joined it yet.");
+      "Set the function that a process calls before it first uses the cluster, unless it has already joined.");
 
   m.def(
       "all_reduce",
@@ -389,7 +397,7 @@ PYBIND11_MODULE(_core, m) {
         Peer::Get().Wait(&started, 1);
       },
       py::arg("ticket"), py::arg("output"), py::arg("dtype") = -1,
-      "Wait for a started all-reduce. Pass the output that was passed to the start.");
+      "Wait for a started all-reduce. Pass the output that was passed to start it.");
   m.def(
       "broadcast",
       [](const char* name, const py::object& in, const py::object& out, uint32_t root, int dtype,
@@ -404,8 +412,8 @@ PYBIND11_MODULE(_core, m) {
         ArrayOperation({Kind::kAllGather, name}, in, out, dtype, kind).Run();
       },
       py::arg("name"), py::arg("input"), py::arg("output"), py::arg("dtype") = -1, py::arg("kind") = "",
-      "Gather all ranks' arrays. `kind`: the elements' actual type if they are sent as another type; the check between "
-      "ranks compares it.");
+      "Gather all ranks' arrays. `kind`: the elements' actual type if they are sent as another type. The check "
+      "between ranks compares it.");
   m.def(
       "reduce_scatter",
       [](const char* name, const py::object& in, const py::object& out, int op, int dtype) {
@@ -470,7 +478,7 @@ PYBIND11_MODULE(_core, m) {
             }
           };
         }
-        py::gil_scoped_release release;  // the previous handler may need the GIL to end
+        py::gil_scoped_release release;  // the previous handler may need the GIL before it can return
         SetLog(std::move(handler));
       },
       py::arg("callable"),
@@ -483,14 +491,14 @@ PYBIND11_MODULE(_core, m) {
 
   // ---- the trace ----
   m.def("trace_start", &Trace::Start, py::arg("fd"), py::arg("path"), py::arg("max_bytes"),
-        "Write this process's trace to the file `fd`, which the runtime then owns. `path`: for messages.");
+        "Write this process's trace to the file `fd`, which the runtime then owns. `path` is used in messages.");
   m.def("trace_stop", &Trace::Stop, py::call_guard<py::gil_scoped_release>(), "Write the last events of the trace.");
   m.def(
       "trace_now", [] { return Trace::On() ? Trace::Now() : 0; },
       "Return CLOCK_MONOTONIC in nanoseconds, or 0 if no trace is written.");
   m.def("trace_span", &Trace::AddProgram, py::arg("name"), py::arg("began_ns"),
-        "Add to the trace what the program has done since then.");
-  m.def("trace_step_begins", &Trace::StepBegins, "Note that a training step begins.");
+        "Add an event to the trace for what the program has done since `began_ns`.");
+  m.def("trace_step_begins", &Trace::StepBegins, "Record that a training step begins.");
   m.def("trace_step_ends", &Trace::StepEnds, py::arg("step"), "Add the step to the trace.");
 
   m.def("set_delay_for_tests", &SetDelayForTests, py::arg("milliseconds"));
@@ -511,7 +519,7 @@ PYBIND11_MODULE(_core, m) {
       "each rank) since the process started.");
   m.def(
       "watch_gradients", [](const std::string& name) { monitoring::GradientNorms::Get().Watch(name); }, py::arg("name"),
-      "Sum up the squared norms of later all-reduces with this name. '': of none.");
+      "Sum up the squared norms of later all-reduces with this name. '' stops this.");
   m.def(
       "take_gradient_norms",
       [] {
@@ -521,12 +529,12 @@ PYBIND11_MODULE(_core, m) {
       "Return (squared norm of this rank's gradients, squared norm of their mean, elements, CPU seconds) since the "
       "last call.");
 
-  // ---- the launcher's side ----
+  // ---- for the launcher ----
   m.def(
       "create_segment", &shm::Segment::Create, py::arg("size"), py::arg("cluster_version"), py::arg("cores"),
       py::arg("recovers") = false, py::arg("control_block") = false,
       "Create the shared memory of one cluster version. Return its descriptor, which the caller owns. `control_block`: "
-      "for the ranks of several hosts; only the ranks and the launchers use it to notify each other.");
+      "Set it for the ranks of several hosts, whose ranks and launchers only notify each other through this memory.");
   py::class_<shm::SegmentControlBlock>(m, "SegmentControl", "The launcher's access to a segment.")
       .def(py::init(
                [](int fd) { return std::make_unique<shm::SegmentControlBlock>(std::make_shared<shm::Segment>(fd)); }),
@@ -536,8 +544,9 @@ PYBIND11_MODULE(_core, m) {
       .def("mark_lost", &shm::SegmentControlBlock::MarkLost, py::arg("rank"), py::arg("reason"),
            py::arg("recover") = false, py::arg("reaped") = false,
            "Notify the members that `rank` has failed. They continue without it, or their waits end with "
-           "PeerLostError. Its process may still live. `reaped`: the process has ended, so its resources are free; a "
-           "later call can add this.")
+           "PeerLostError. Its process may still run. `reaped`: whether the process has ended, so that its resources "
+           "are free. "
+           "A later call can report this.")
       .def("gave_up", &shm::SegmentControlBlock::GaveUpAlone, py::arg("rank"),
            "Return why the living process of `rank` can't continue and must be ended, or '' if it can continue.")
       .def(
@@ -549,8 +558,8 @@ PYBIND11_MODULE(_core, m) {
             }
             return waits;
           },
-          "Return (rank, awaited rank, whether the wait will soon time out) for each rank that waits now. A rank "
-          "that waits for itself waits for no particular rank.")
+          "Return (rank, awaited rank, whether the wait will soon time out) for each rank that waits now. If "
+          "both ranks are equal, the rank waits for no particular rank.")
       .def("set_ending", &shm::SegmentControlBlock::SetEnding, py::arg("rank"), py::arg("ending"),
            "Set whether the launcher is about to end `rank`. The other ranks' waits don't time out meanwhile.")
       .def("heartbeat", &shm::SegmentControlBlock::Heartbeat, py::arg("rank"),
@@ -564,7 +573,9 @@ PYBIND11_MODULE(_core, m) {
             using Seconds = std::chrono::duration<double>;
             return std::make_tuple(found->step, Seconds(found->each).count(), Seconds(found->ago).count());
           },
-          py::arg("rank"), "Return (last reported step, seconds per step or 0, seconds since the report), or None.")
+          py::arg("rank"),
+          "Return (last reported step, seconds per step or 0, seconds since the report), or None if there is no "
+          "report.")
       .def(
           "activity",
           [](const shm::SegmentControlBlock& control_block, uint32_t rank) {
@@ -576,15 +587,15 @@ PYBIND11_MODULE(_core, m) {
                     found.operations.data(), static_cast<Py_ssize_t>(found.operations.size()), "replace")));
           },
           py::arg("rank"),
-          "Return what the rank has reported: (index of its activity, seconds since it began, operations in which its "
-          "process stands still, or '').")
+          "Return what the rank has reported: (index of its activity, seconds since it began, names of the "
+          "operations in which its process stands still, or '').")
       .def("announce", &shm::SegmentControlBlock::Announce, py::arg("version"),
            "Notify the members that a newer cluster version is desired.")
       .def("hold_deadlines", &shm::SegmentControlBlock::HoldDeadlines, py::arg("held"),
            "Set whether the members' deadlines are on hold because the launcher waits for the job's store.")
       .def_property_readonly("sync_points", &shm::SegmentControlBlock::sync_points)
       .def("request_sync_point", &shm::SegmentControlBlock::RequestSyncPoint, py::arg("number"),
-           "Forward a request of members on another host. An old number changes nothing.");
+           "Forward a sync-point request from members on another host. An old number changes nothing.");
 
   RegisterBench(m);
   RegisterTransport(m);

@@ -1,4 +1,4 @@
-// Python bindings for steps that are partitioned into shards.
+// Python bindings for sharded steps.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -22,7 +22,8 @@ shards::Statistic StatisticOf(const py::array& array) {
     throw Error(KF_TYPE, Text("a moving statistic has dtype ", std::string(py::str(array.dtype())),
                               "; only float32 and float64 are supported"));
   }
-  // The array's own address is used, because asnumpy marks an array that shares a tensor's memory as read-only.
+  // Use the array's own address. `asnumpy` marks an array that shares a tensor's memory as
+  // read-only, so pybind11 would refuse to give a writable address.
   return {dtype, const_cast<void*>(array.data()), static_cast<uint64_t>(array.size())};
 }
 
@@ -34,7 +35,7 @@ std::vector<shards::Written> Told(py::handle where) {
       all.push_back({reinterpret_cast<void*>(address), bytes});
     }
     return all;
-  } catch (const py::error_already_set& error) {  // `error` must be destroyed while this thread has the GIL
+  } catch (const py::error_already_set& error) {  // `error` must be destroyed while this thread holds the GIL
     throw Error(KF_INVALID, error.what());
   }
 }
@@ -55,7 +56,7 @@ void RegisterShards(py::module_& m) {
         Step::Get().Begin(Peer::Get().Current(), {shards, last, mean, std::move(weights), seed, step}, held);
       },
       py::arg("shards"), py::arg("last"), py::arg("mean"), py::arg("weights"), py::arg("seed"), py::arg("step"),
-      py::arg("statistics"), "Begin a step of shards. The step writes to the arrays of `statistics` until it ends.");
+      py::arg("statistics"), "Begin a sharded step. The step writes to the arrays in `statistics` until it ends.");
   m.def("missing_shards", [] { return Step::Get().Missing(); }, released);
   m.def("take_shard", [](uint32_t shard) { Step::Get().Take(shard); }, released);
   m.def("take_no_shard", [] { Step::Get().TakeNone(); }, released);
@@ -63,8 +64,8 @@ void RegisterShards(py::module_& m) {
   m.def(
       "update_follows",
       [](const py::function& where) {
-        // Not owned: the caller holds it until the step has ended or is undone. To release it here would need the GIL
-        // in each step.
+        // No reference is taken: the caller holds `where` until the step has ended or is undone.
+        // Releasing a reference here would need the GIL in each step.
         const py::handle held = where;
         const py::gil_scoped_release release;
         Step::Get().UpdateFollows([held] { return Told(held); });
@@ -75,18 +76,18 @@ void RegisterShards(py::module_& m) {
       "undone.");
   m.def(
       "sharded_step_over", [] { return Step::Get().Over(); }, released,
-      "Return whether the step has ended. Call it after the taken shards have been added.");
+      "Return whether the step has ended. Call this after adding the shards that this rank has taken.");
   m.def(
       "undo_update", [] { Step::Get().UndoUpdate(); }, released,
-      "Undo an update that has run. Does nothing if the step has ended.");
+      "Undo an update that has already run. Does nothing if the step has ended.");
   m.def("shard_hashes", [] { return Step::Get().Hashes(); }, released);
   m.def("end_sharded_step", [] { Step::Get().End(); });
   m.def(
       "shard_pace", [] { return Step::Get().Pace(); }, released,
-      "Return the seconds of this step and the number of shards computed in that time.");
+      "Return for how many seconds this rank has computed in this step, and the number of shards that it computed.");
   m.def(
       "sharded_members", [] { return Step::Get().MembersNow(*Peer::Get().Current()); }, released,
-      "Return the ranks to which the next step is assigned.");
+      "Return the ranks that will take part in the next step.");
   m.def(
       "flush_denormals", [](bool flushes) { return FlushDenormals(flushes); }, py::arg("flushes"),
       "Set whether this thread flushes denormals to zero. Return the previous setting.");
@@ -96,7 +97,8 @@ void RegisterShards(py::module_& m) {
         return shards::Partition(shards, members, weights).Of(rank);
       },
       py::arg("shards"), py::arg("members"), py::arg("weights"), py::arg("rank"),
-      "Return the shards of `rank`, ascending, in a step of `members`. `weights`: one per member, or empty.");
+      "Return the shards that `rank` computes, ascending, in a step of `members`. `weights`: one per member, or "
+      "empty.");
 }
 
 }  // namespace kungfu

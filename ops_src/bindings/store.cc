@@ -1,4 +1,5 @@
-// Python bindings for the model store: ms_kungfu.comm.save and request, and how other workers find a worker's store.
+// Python bindings for the model store: ms_kungfu.comm.save, ms_kungfu.comm.request, and the
+// functions with which other workers find a worker's store.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -18,8 +19,8 @@ kf_blob BlobOf(const py::buffer_info& info) {
   return {info.ptr, static_cast<uint64_t>(info.size) * static_cast<uint64_t>(info.itemsize)};
 }
 
-// Wraps a Python function so that any thread can call it. Its exceptions become Errors, because a kernel may be the
-// caller.
+// Wraps a Python function so that any thread can call it. Its exceptions become Errors, because the
+// caller may be a kernel.
 template <typename Result, typename Argument>
 std::function<Result(Argument)> FunctionFrom(const py::object& callable) {
   if (callable.is_none()) return nullptr;

@@ -1,4 +1,4 @@
-// Python bindings for the transports that the launcher runs on its host.
+// Python bindings for the transports that a launcher runs for the workers on its host.
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -23,7 +23,7 @@ using store::StoreView;
 
 using TlsEnds = std::map<int, std::shared_ptr<tcp::TlsEnd>>;
 
-// Connected sockets to each host. Owns them until they are taken.
+// Connected sockets to each other host. The object owns the sockets until they are taken from it.
 class Connections {
  public:
   Connections(const std::vector<std::string>& names, const std::vector<std::vector<int>>& connections)
@@ -49,7 +49,7 @@ class Connections {
   std::vector<std::vector<int>> connections_;
 };
 
-// The transports of one cluster version: one for collectives, and one for models.
+// The two transports of one cluster version: one for collectives and one for models.
 struct Transports {
   std::unique_ptr<Transport> transport;
   std::unique_ptr<ModelTransport> models;
@@ -79,7 +79,8 @@ struct Transports {
   }
 };
 
-// `find` acquires the GIL itself.
+// Wraps `find` for the transport's thread, which doesn't hold the GIL. `find` itself acquires the
+// GIL.
 ModelTransport::Find FinderOf(std::function<int(uint32_t)> find) {
   return [find = std::move(find)](uint32_t rank) {
     try {
@@ -104,7 +105,7 @@ std::unique_ptr<Transports> MakeTransports(
     throw Error(KF_INVALID, Text(addresses.size(), " addresses for ", host_of_rank.size(), " ranks, connections to ",
                                  own.size(), " and ", own_for_models.size(), " hosts with ", names.size(), " names"));
   }
-  // The addresses of the ranks on other hosts are written only here, before any reader exists.
+  // Only this code writes the addresses of ranks on other hosts. No reader exists yet.
   shm::SegmentControlBlock control(control_segment);
   for (uint32_t r = 0; r < addresses.size(); r++) control.Attach(r, addresses[r], false);
   auto finder = FinderOf(std::move(find));
@@ -126,7 +127,8 @@ void RegisterTransport(py::module_& m) {
       m, "TlsEnd", "One end of a TLS connection. Its owner transfers the bytes until a transport takes it over.")
       .def(py::init<std::shared_ptr<tcp::TlsContext>, bool, const std::string&>(), py::arg("context"),
            py::arg("called"), py::arg("name"),
-           "`called`: the other end opened the connection. `name`: the name in its certificate; '' accepts any.")
+           "`called`: whether the other end opened the connection. `name`: the name that its certificate must have; '' "
+           "accepts any.")
       .def(
           "put", [](tcp::TlsEnd& end, const std::string& bytes) { end.Put(bytes.data(), bytes.size()); },
           py::arg("bytes"), "Add bytes that have arrived from the network.")
@@ -141,7 +143,7 @@ void RegisterTransport(py::module_& m) {
           "Return the decrypted bytes, or b'' if there are none yet. Continues the handshake. Raises ValueError that "
           "says what the other end did wrong.")
       .def_property_readonly("is_established", &tcp::TlsEnd::IsEstablished,
-                             "Whether the handshake has ended; write nothing before.")
+                             "Whether the handshake has ended. Write nothing before it has ended.")
       .def(
           "write", [](tcp::TlsEnd& end, const std::string& bytes) { end.Write(bytes.data(), bytes.size()); },
           py::arg("bytes"))
@@ -160,8 +162,10 @@ void RegisterTransport(py::module_& m) {
            "`local_fd`: a segment with one slot for each rank of this host and one more. `control_fd`: a segment with "
            "all ranks. `host_of_rank`, `addresses`: one item per rank. `names`, `connections`, `for_models`: one item "
            "per host; the last two hold connected sockets to the host (none for this host), which are closed here even "
-           "on failure. `find`: returns the descriptor of a local rank's model store, which is closed here, or -1. "
-           "`tls`: the TLS end of each socket that uses TLS. `strategy`: KungFu's name for how hosts reduce, equal at "
+           "on failure. `find`: returns the descriptor of a local rank's model store, which the transport closes, or "
+           "-1. "
+           "`tls`: the TLS end of each socket that uses TLS. `strategy`: KungFu's name for how hosts reduce, the same "
+           "on "
            "all hosts.")
       .def("connect", &Transports::Connect, py::arg("local_rank"),
            "Return two sockets for the process with this rank in the local segment: to the transport for collectives, "

@@ -1,4 +1,4 @@
-// Waits in the runtime that Python's signals can end.
+// Lets Python's signals end a wait in the runtime.
 #ifndef KUNGFU_BINDINGS_WAITING_H_
 #define KUNGFU_BINDINGS_WAITING_H_
 
@@ -15,17 +15,17 @@ namespace kungfu {
 
 namespace py = pybind11;
 
-// Runs the handlers of pending signals. Called with the GIL released, on Python's main thread, because Python runs
-// signal handlers only there.
+// Runs the handlers of pending signals. Called with the GIL released. The calling thread must be
+// Python's main thread, because Python runs signal handlers only there.
 inline void CheckSignals() {
   py::gil_scoped_acquire acquire;
   if (PyErr_CheckSignals() == 0) return;
-  // The exception stays set in this thread, and the exception translator passes it on.
+  // The exception stays set in this thread. The exception translator passes it on to Python.
   throw Interrupted(reinterpret_cast<PyTypeObject*>(PyErr_Occurred())->tp_name);
 }
 
-// Returns whether this is the main thread. Called in every operation, so the system call runs only once per thread.
-// After a fork, the forking thread is the child's main thread.
+// Returns true if this is the main thread. Every operation calls this function, so it makes the
+// system call only once per thread. After a fork, the forking thread is the child's main thread.
 inline bool IsMainThread() {
   struct Known {
     OneProcess in;
@@ -38,8 +38,8 @@ inline bool IsMainThread() {
 
 inline void (*CheckOfThread())() { return IsMainThread() ? &CheckSignals : nullptr; }
 
-// Runs `body`, which may wait, with the GIL released. Signal handlers can run during the wait, and their exceptions end
-// it.
+// Runs `body`, which may wait, with the GIL released. Python's signal handlers can run during the
+// wait. If a handler raises an exception, the exception ends the wait.
 template <typename Body>
 void Waiting(const Body& body) {
   py::gil_scoped_release release;

@@ -119,7 +119,7 @@ kf_status kf_participants(uint32_t* count, uint64_t* stamp) {
   return Guarded([&] {
     const auto communicator = Peer::Get().Current();
     const uint32_t generation = communicator->last_generation();
-    *count = communicator->size() - generation;  // each failure increments the generation
+    *count = communicator->size() - generation;  // each failure increments the generation by one
     *stamp = communicator->cluster_version() | static_cast<uint64_t>(generation) << 48;
   });
 }

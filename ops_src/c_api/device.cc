@@ -24,7 +24,8 @@ using kungfu::device::Engine;
 // The open device. Never destroyed, because threads may outlive static destructors.
 struct Opened {
   std::mutex mutex;
-  // The members below are guarded by `mutex`. Once set, the driver and the engine stay until the process ends.
+  // `mutex` guards the members below. Once the driver and the engine are set, they stay until the
+  // process ends.
   std::unique_ptr<Driver> driver;
   std::unique_ptr<Engine> engine;
   kf_device_kind kind = KF_DEVICE_GPU;
@@ -51,7 +52,7 @@ void Open(kf_device_kind kind, const kf_device_options& options) {
   std::lock_guard<std::mutex> guard(opened.mutex);
   if (opened.driver != nullptr && opened.kind != kind) {
     throw Error(KF_INVALID, Text("can't open ", names[kind], ": this process already uses ", names[opened.kind],
-                                 "; a process uses one kind"));
+                                 "; a process can use only one kind of device"));
   }
   if (opened.device != nullptr) return;
   if (opened.driver == nullptr) {

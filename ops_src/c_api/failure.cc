@@ -21,7 +21,7 @@ kf_status RecordFailure(const std::exception& error) noexcept {
     std::lock_guard<std::mutex> guard(mutex);
     of_process = of_thread;
     return described.status();
-  } catch (...) {  // no memory for the message
+  } catch (...) {  // there is no memory for the message
     return KF_INTERNAL;
   }
 }

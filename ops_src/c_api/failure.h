@@ -1,5 +1,6 @@
-// The last failure, for callers that receive no typed exception. These are callers of the C ABI, and Python code above
-// MindSpore: a kernel can raise only a RuntimeError there.
+// Stores the last failure for callers that receive no typed exception. Two kinds of callers need
+// it: callers of the C ABI, and Python code that runs MindSpore's kernels, because a kernel can
+// raise only a RuntimeError.
 #ifndef KUNGFU_C_API_FAILURE_H_
 #define KUNGFU_C_API_FAILURE_H_
 
@@ -10,10 +11,11 @@
 
 namespace kungfu {
 
-// Records `error` as the last failure of this thread and of this process. Returns its status. Never throws.
+// Records `error` as the last failure of both this thread and this process. Returns the error's
+// status. Never throws.
 kf_status RecordFailure(const std::exception& error) noexcept;
 
-// Runs the body of a function of the C ABI and turns its exceptions into a status.
+// Runs the body of a C ABI function, and turns an exception into a status.
 template <typename Body>
 kf_status Guarded(const Body& body) noexcept {
   try {
@@ -27,7 +29,7 @@ kf_status Guarded(const Body& body) noexcept {
 }
 
 const char* LastFailureOfThread() noexcept;
-std::string LastFailureOfProcess();  // empty if there was none
+std::string LastFailureOfProcess();  // empty if nothing has failed
 
 }  // namespace kungfu
 

@@ -1,4 +1,4 @@
-// The closed state of a communicator.
+// Records whether a communicator is closed, and why.
 #ifndef KUNGFU_COLLECTIVES_CLOSURE_H_
 #define KUNGFU_COLLECTIVES_CLOSURE_H_
 
@@ -10,18 +10,18 @@
 
 namespace kungfu {
 
-// Thrown if this rank's communicator is closed. It was closed before the call, or another thread of this process closed
-// it during the call. The other ranks need no notice, because the thread that closed the communicator has notified
-// them.
+// Thrown if this rank's communicator is closed. Either it was closed before the call, or another
+// thread of this process closed it during the call. The other ranks need no notice from this
+// thread, because the thread that closed the communicator has notified them.
 struct Closed : Error {
   using Error::Error;
 };
 
-// Records that a communicator is closed, and why. Later reasons are ignored. Thread-safe.
+// Records that a communicator is closed, and the reason. Only the first reason counts. Thread-safe.
 class Closure {
  public:
-  // Closes the communicator, unless it is closed already. If this call closes it, `then` runs before any other caller
-  // can see the closed state.
+  // Closes the communicator, unless it is already closed. If this call closes it, `then` runs
+  // before any other caller can see that it is closed.
   template <typename Then = void (*)()>
   void Close(kf_status status, const std::string& reason, const Then& then = [] {}) {
     std::lock_guard<std::mutex> guard(mutex_);

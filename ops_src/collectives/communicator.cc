@@ -1,16 +1,18 @@
-// The parts of a communicator that don't depend on how data is transferred: which ranks are members, and how a rank
-// gives up.
+// The parts of a communicator that don't depend on how data is transferred: which ranks are
+// members, and how a rank gives up.
 //
-// If a rank gives up at its deadline, it notifies the other ranks, and they give up too. At that time the ranks have
-// reached different operations, so the communicator can't be used any more. The same happens if a rank fails for a
-// reason of its own (no memory, Ctrl-C) and the launcher's policy is to fail.
+// If a rank gives up at its deadline, it notifies the other ranks, and they give up too. At that
+// time the ranks have reached different operations, so the communicator can't be used any more. The
+// same happens if a rank fails for a reason of its own (for example no memory, or Ctrl-C) and the
+// launcher's policy is to fail.
 //
-// If the policy is to recover, a rank that fails for a reason of its own gives up alone. The rank records this and
-// stops its heartbeat, and the other ranks wait for the launcher. The launcher kills the rank's process, unless it has
-// exited, and then marks the rank as lost like any failed rank.
+// If the launcher's policy is to recover, a rank that fails for a reason of its own gives up alone.
+// The rank records this and stops its heartbeat, and the other ranks wait for the launcher. Unless
+// the rank's process has already exited, the launcher kills it. The launcher then marks the rank as
+// lost, like any failed rank.
 //
-// If another thread of the same rank has closed the communicator, the rank sends no notice, because that thread has
-// sent one.
+// If another thread of the same rank has closed the communicator, the rank sends no notice, because
+// that thread has already sent one.
 #include "collectives/communicator.h"
 
 #include <algorithm>
@@ -74,7 +76,7 @@ void Communicator::SetBusy(bool busy) {
 }
 
 void Communicator::Close(kf_status status, const std::string& reason) {
-  if (process_.IsCopy()) return;  // the copy refuses every call anyway
+  if (process_.IsCopy()) return;  // a forked child's copy already refuses every call
   closure_.Close(status, reason);
 }
 
@@ -82,21 +84,23 @@ void Communicator::Leave() {
   if (is_member() && !process_.IsCopy()) control()->Leave(rank_);
 }
 
-// Called after an error. At that time the ranks have reached different operations, so this communicator can't be used
-// any more. The other ranks give up too. The exception: if they recover and the error concerns this rank alone, they
-// wait until this rank is marked as lost. A rank notifies no other rank if it was fenced before it gave up, or fails
-// while it gives up. The other ranks detect that failure without a notice.
+// Called after an error. At that time the ranks have reached different operations, so this
+// communicator can't be used any more, and the other ranks give up too. There is one exception: if
+// the policy is to recover and the error concerns only this rank, the other ranks wait until this
+// rank is marked as lost. If this rank was fenced before it gave up, or fails while it gives up, it
+// notifies no other rank. The other ranks detect that failure without a notice.
 //
-// The error that closes this communicator is exactly the error that the other ranks get. The rank's first thread with
-// an error closes the communicator and writes the notice under one hold of the closure's mutex. For the rank's other
-// threads, the communicator is closed. They fail because of the first error, or for another reason that no longer
-// matters. A rank that has given up alone doesn't change to giving up for all ranks.
+// The error that closes this communicator is the same error that the other ranks get. The rank's
+// first thread with an error closes the communicator and writes the notice without releasing the
+// closure's mutex in between. The rank's other threads then find the communicator closed. They fail
+// because of the first error, or for another reason that no longer matters. A rank that has given
+// up alone never makes the other ranks give up later.
 void Communicator::GiveUp(const Error& error) {
   if (!is_member() || process_.IsCopy()) return;
   closure_.Close(error.status(), error.what(), [&] {
     KUNGFU_FAULT_POINT("when it has closed its communicator");
     const kf_status status = error.status();
-    if (recovers() && status == KF_STALE) return;  // the rank leaves, and reports that
+    if (recovers() && status == KF_STALE) return;  // the rank is leaving the cluster, and reports that it leaves
     // An interrupted rank may have written only a part of its contribution.
     const bool interrupted = dynamic_cast<const Interrupted*>(&error) != nullptr;
     const bool own = interrupted ||

@@ -1,4 +1,4 @@
-// Names and sizes of the element types and reductions of the C ABI.
+// Names and sizes of the C ABI's element types, and names of its reductions.
 #ifndef KUNGFU_COLLECTIVES_DTYPE_H_
 #define KUNGFU_COLLECTIVES_DTYPE_H_
 
@@ -11,8 +11,8 @@ namespace kungfu {
 inline constexpr int kNumDtypes = KF_FLOAT64 + 1;
 inline constexpr int kNumOps = KF_PROD + 1;
 
-// Check a number before it is converted to the enum. Reading an enum without a matching enumerator is undefined
-// behaviour.
+// These functions check a number before it is converted to the enum. An enum value without a
+// matching enumerator is undefined behaviour.
 inline bool IsDtype(int number) { return number >= KF_INT8 && number <= KF_FLOAT64; }
 inline bool IsOp(int number) { return number >= KF_SUM && number <= KF_PROD; }
 

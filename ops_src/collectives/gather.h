@@ -1,4 +1,4 @@
-// Gathers one value from each rank at every rank.
+// Gathers one value from each rank, and gives all values to every rank.
 #ifndef KUNGFU_COLLECTIVES_GATHER_H_
 #define KUNGFU_COLLECTIVES_GATHER_H_
 
@@ -13,14 +13,15 @@ namespace kungfu {
 template <typename T>
 struct Gathered {
   std::vector<T> rows;  // indexed by rank
-  Members members;      // the ranks that contributed; the rows of all other ranks are zeros
+  Members members;      // the ranks that contributed; the rows of all other ranks contain zeros
 
-  // Returns the row of the lowest rank that contributed. Callers use it if one rank must decide for all ranks.
+  // Returns the row of the lowest rank that contributed. Callers use it if one rank must decide for
+  // all ranks.
   const T& first() const { return rows[members.front()]; }
 };
 
-// Gathers `mine` of each rank that hasn't failed. Collective. Returns the same result at all ranks that contributed.
-// Throws what Communicator::Run throws.
+// Gathers the value `mine` from each rank that hasn't failed. Collective. Returns the same result
+// on all ranks that contributed. Throws the same errors as Communicator::Run.
 template <typename T>
 Gathered<T> GatherLiving(Communicator& communicator, const char* name, const T& mine) {
   static_assert(std::is_trivially_copyable_v<T>);

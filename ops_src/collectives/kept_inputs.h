@@ -1,4 +1,5 @@
-// Copies of an operation's inputs, so that an operation can run again after it has overwritten its inputs.
+// Keeps copies of an operation's inputs, so that the operation can run again after it has
+// overwritten its inputs.
 #ifndef KUNGFU_COLLECTIVES_KEPT_INPUTS_H_
 #define KUNGFU_COLLECTIVES_KEPT_INPUTS_H_
 
@@ -12,14 +13,16 @@
 
 namespace kungfu {
 
-// Returns whether a tensor's output is the same memory as its input, so that writing the output destroys the input.
+// Returns true if a tensor's output is the same memory as its input, so that writing the output
+// destroys the input.
 inline bool InPlace(const Operation& operation) {
   return std::any_of(operation.tensors, operation.tensors + operation.num_tensors,
                      [](const kf_tensor& tensor) { return tensor.input == tensor.output && tensor.count > 0; });
 }
 
-// A list of operations in which each in-place operation reads its inputs from a copy. The copy exists as long as this
-// object. Its memory belongs to the thread and is reused, because new pages cost more than the copy.
+// A list of operations in which each in-place operation reads its inputs from a copy. The copies
+// exist as long as this object. Their memory belongs to the thread and is reused, because new pages
+// cost more than the copy.
 class KeptInputs {
  public:
   KeptInputs(const Operation* operations, size_t num_operations)

@@ -1,4 +1,5 @@
-// A cluster of one without a launcher: a process that kungfu-run didn't start, or that hasn't joined a cluster yet.
+// The communicator for a cluster of one rank without a launcher. It is used in a process that
+// kungfu-run didn't start, or that hasn't joined a cluster yet.
 #ifndef KUNGFU_COLLECTIVES_LONE_COMMUNICATOR_H_
 #define KUNGFU_COLLECTIVES_LONE_COMMUNICATOR_H_
 
@@ -6,8 +7,9 @@
 
 namespace kungfu {
 
-// Runs an operation that has only one rank. The outputs are copies of the inputs for every kind of operation. With
-// planes, the output is the sum of the planes, divided by their divisor.
+// Runs an operation that has only one rank. For every kind of operation, the outputs are copies of
+// the inputs. If the operation has planes (see planes.h), the output is the sum of the planes,
+// divided by Planes::divisor.
 void RunAlone(const Operation& operation);
 
 class LoneCommunicator final : public Communicator {

@@ -1,5 +1,5 @@
-// An observer of this process's collectives. The collectives don't depend on higher layers, so the monitoring layer
-// installs an observer here.
+// An observer of this process's collectives. The collectives don't depend on higher layers. So the
+// monitoring layer, which is higher, installs its observer here.
 #ifndef KUNGFU_COLLECTIVES_OBSERVER_H_
 #define KUNGFU_COLLECTIVES_OBSERVER_H_
 
@@ -15,23 +15,24 @@ namespace kungfu {
 
 class Observer {
  public:
-  // One running operation. If the operation fails, it is destroyed without a call of Done.
+  // One running operation. If the operation fails, the observation is destroyed without calling
+  // `Done`.
   class Observation {
    public:
     virtual ~Observation() = default;
-    // Called when the operation has succeeded among `size` ranks and its outputs are written.
+    // Called when the operation has succeeded with `size` ranks and its outputs are written.
     virtual void Done(uint32_t size) = 0;
   };
 
   virtual ~Observer() = default;
-  // Called before an operation, from any thread. The operation may be in place. Returns null if the observer ignores
-  // the operation.
+  // Called before an operation, on any thread. The operation may be in place. Returns null if the
+  // observer isn't interested in the operation.
   virtual std::unique_ptr<Observation> Begin(const Operation& operation) = 0;
 
-  // Installs `observer`, which is never freed. Null removes the present observer. The previous observer may still be
-  // called for a short time.
+  // Installs `observer`, which is never freed. If it is null, removes the current observer. The
+  // previous observer may still be called for a short time.
   static void Install(Observer* observer) { installed_.store(observer, std::memory_order_release); }
-  // Called by a communicator before each operation. Costs one load if no observer is installed.
+  // A communicator calls this before each operation. It costs one load if no observer is installed.
   static std::unique_ptr<Observation> Observe(const Operation& operation) {
     Observer* const observer = installed_.load(std::memory_order_acquire);
     return observer == nullptr ? nullptr : observer->Begin(operation);

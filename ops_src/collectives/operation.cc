@@ -128,7 +128,7 @@ std::string MismatchText(const char* whose, const std::string& name,
         "did you forget KungFuElasticCallback (in a loop: ElasticTraining or sync_net_parameters)? "
         "The workers begin with different parameters: ";
   }
-  text += Text("the ", whose, " brought different operations under the name \"", name, "\": ");
+  text += Text("the ", whose, " called different operations with the name \"", name, "\": ");
   for (size_t i = 0; i < brought.size(); i++) {
     text += Text(i == 0 ? "" : "; ", brought[i].first, ": ", brought[i].second);
   }

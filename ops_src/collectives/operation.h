@@ -17,41 +17,45 @@ namespace kungfu {
 // The ranks that run an operation together, in ascending order.
 using Members = std::vector<uint32_t>;
 
-// kReduceTo and kGatherTo are like an all-reduce and an all-gather, but only the root gets the result, and the root
-// contributes nothing. A host's ranks use them to send their contributions to their host's transport.
+// kReduceTo and kGatherTo work like an all-reduce and an all-gather, but only the root gets the
+// result, and the root contributes nothing. The ranks of a host use them to send their
+// contributions to the host's transport.
 enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier, kReduceTo, kGatherTo };
 inline constexpr uint32_t kNumKinds = 7;
 
-// The stages in which a host's ranks and its transport run an operation over several hosts. The ranks contribute, then
-// receive the transport's commit, then the result or the text of an error.
+// The stages in which a host's ranks and its transport run an operation over several hosts. First
+// the ranks contribute. Then they receive the transport's commit, and after that the result or an
+// error text.
 enum class Stage : uint8_t { kBring, kCommit, kResult, kText };
 
 struct Operation;
 
-// The weights in a mean of floats, sum(weight * x) / sum(weight).
+// The weights in a mean of floats, which is sum(weight * x) / sum(weight).
 struct Weighting {
   bool applies = false;
   uint32_t own = 1;           // this rank's weight, below 2^kWeightBits
-  uint64_t* total = nullptr;  // receives the sum of the contributing ranks' weights
+  uint64_t* total = nullptr;  // receives the sum of the weights of all contributing ranks
 };
 inline constexpr int kWeightBits = 24;
 
-// Set if a communicator runs this operation as a part of a larger operation, the whole. The part is one slice of the
-// whole, or the whole among the ranks of one host.
+// Set if a communicator runs this operation as a part of a larger operation (the whole). The part
+// is either one slice of the whole, or the whole restricted to the ranks of one host.
 struct PartOfWhole {
   const Operation* of = nullptr;  // the whole, which error messages name
-  // Parts have the same name as the whole. `stage` and `track` (hosts/slices.h) tell the parts apart.
+  // Parts have the same name as the whole. `stage` and `track` (hosts/slices.h) distinguish the
+  // parts.
   Stage stage = Stage::kBring;
   uint8_t track = 0;
-  uint64_t signature = 0;  // if not 0, SignatureOf returns it, because ranks may divide the part's tensors differently
-  bool patient = false;    // a waiting rank sleeps at once, because others need the core
-  bool pins_buffer = false;  // members may keep its staging buffer: see host/staging_buffers.cc
+  uint64_t signature = 0;    // if not 0, SignatureOf returns this value, because ranks may divide the part's tensors
+                             // differently
+  bool patient = false;      // a waiting rank sleeps immediately, because other threads need the core
+  bool pins_buffer = false;  // members may keep the staging buffer: see host/staging_buffers.cc
 };
 
-// A collective operation. Every rank must contribute an equal operation under the same key (KeyOf).
+// A collective operation. Every rank must contribute an equal operation with the same key (KeyOf).
 struct Operation {
-  // The arguments of the C ABI's functions. `op` applies to reductions. `root` applies to broadcasts, kReduceTo and
-  // kGatherTo.
+  // The arguments of the C ABI's functions. Only reductions use `op`. Only broadcasts, kReduceTo
+  // and kGatherTo use `root`.
   Kind kind = Kind::kBarrier;
   const char* name = "";
   const kf_tensor* tensors = nullptr;
@@ -63,19 +67,22 @@ struct Operation {
 
   // Each field below enables one feature. The default value disables the feature.
   Weighting weighting = {};
-  // The number of ranks that the tensors are sized for; 0 means any number. Without this check, an all-gather would
-  // write past the end of its outputs if the cluster has changed since they were allocated.
+  // The number of ranks for which the tensors are sized, or 0 for any number. Without this check,
+  // an all-gather would write past the end of its outputs if the cluster has changed since they
+  // were allocated.
   uint32_t sized_for_ranks = 0;
-  // For an all-reduce to which a rank contributes several sets of tensors or none: see planes.h.
+  // Set for an all-reduce to which a rank contributes several sets of tensors, or none (see
+  // planes.h).
   const Planes* planes = nullptr;
-  // For a broadcast whose data several ranks have: these ranks, including the root, in ascending order. With several
-  // hosts, a host that has such a rank copies the data from that rank.
+  // Set for a broadcast whose data several ranks have. It contains these ranks, including the root,
+  // in ascending order. In a cluster over several hosts, a host that has such a rank copies the
+  // data from that rank.
   const Members* sources = nullptr;
   PartOfWhole part = {};
 };
 
-// An operation that remains valid after its caller returns. It owns copies of the name, the layout and the list of
-// tensors, but not the tensors' memory.
+// An operation that remains valid after its caller returns. It owns copies of the name, the layout
+// and the list of tensors, but it doesn't own the tensors' memory.
 struct KeptOperation {
   void Keep(const Operation& asked);
 
@@ -90,20 +97,22 @@ std::string KeyOf(std::string_view name, uint8_t track = 0, Stage stage = Stage:
 inline std::string KeyOf(const Operation& operation) {
   return KeyOf(operation.name, operation.part.track, operation.part.stage);
 }
-// Returns the operation that the caller asked for. For a part this is the whole; otherwise it is `operation` itself.
+// Returns the operation that the caller asked for. This is the whole if `operation` is a part, and
+// `operation` itself if not.
 const Operation& AskedFor(const Operation& operation);
-// Returns how messages about the operation begin: kind and name of what the caller asked for, a colon and a space.
+// Returns the text with which messages about the operation begin: kind and name of what the caller
+// asked for, a colon and a space.
 std::string TitleOf(const Operation& operation);
 
 inline bool Reduces(Kind kind) {
   return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduceTo;
 }
-// Returns whether only the root gets the result, without contributing anything.
+// Returns true if only the root gets the result, and the root contributes nothing.
 inline bool IsToRoot(Kind kind) { return kind == Kind::kReduceTo || kind == Kind::kGatherTo; }
 
-// Returns a number by which ranks detect different operations. It is equal at two ranks if they contribute the same
-// operation. For different operations it differs, unless their hashes collide. Ranks compare the total number of
-// elements separately.
+// Returns a number by which ranks detect different operations. It is equal on two ranks if they
+// contribute the same operation. For different operations it differs, unless their hashes collide.
+// Ranks compare the total number of elements separately.
 uint64_t SignatureOf(const Operation& operation);
 // Returns the number of elements that a rank contributes.
 uint64_t CountOf(const Operation& operation);
@@ -111,11 +120,12 @@ uint64_t CountOf(const Operation& operation);
 void Validate(const Operation& operation, uint32_t size);
 // Throws ValueError if a tensor that has elements has no memory.
 void RequireMemory(const Operation& operation, bool inputs, bool outputs);
-// Describes what the caller asked for, for the message of a mismatch.
+// Describes what the caller asked for, for the message of a mismatch error.
 std::string Describe(const Operation& part);
 
-// Returns the message of a mismatch. `whose`: "ranks" or "hosts". `brought`: which of them, and its description. If the
-// parameters differ (peer.h, SetClaim), the likely mistake comes first.
+// Returns the message of a mismatch error. `whose` is "ranks" or "hosts". Each entry of `brought`
+// names some of them and describes their operation. If the parameters differ (see SetClaim in
+// peer.h), the message begins with the likely mistake.
 std::string MismatchText(const char* whose, const std::string& name,
                          const std::vector<std::pair<std::string, std::string>>& brought);
 

@@ -1,4 +1,4 @@
-// The events of collectives in the trace of this process.
+// Adds the events of collectives to the trace of this process.
 #ifndef KUNGFU_COLLECTIVES_OPERATION_SPAN_H_
 #define KUNGFU_COLLECTIVES_OPERATION_SPAN_H_
 
@@ -11,7 +11,8 @@
 
 namespace kungfu {
 
-// One run of an operation, or of a part of one, on the calling thread. It begins with this object.
+// One run of an operation, or of a part of an operation, on the calling thread. The run begins when
+// this object is created.
 class OperationSpan {
  public:
   explicit OperationSpan(uint64_t cluster_version)
@@ -19,11 +20,12 @@ class OperationSpan {
         began_ns_(Trace::On() ? Trace::Now() : 0),
         waited_ns_(began_ns_ == 0 ? 0 : Trace::WaitedByThread()) {}
 
-  // Notes that `operation` begins.
+  // Records that `operation` begins.
   void Began(const Operation& operation) const {
     if (began_ns_ != 0 && IsOfGradients(operation)) Trace::ReductionBegins(began_ns_);
   }
-  // Adds the event: the operation has ended and its outputs are written. An operation that fails has no event.
+  // Adds the event. Call it when the operation has ended and its outputs are written. An operation
+  // that fails has no event.
   void Ended(const Operation& operation) const {
     if (began_ns_ == 0) return;
     const uint64_t now = Trace::Now(), waited = Trace::WaitedByThread() - waited_ns_;

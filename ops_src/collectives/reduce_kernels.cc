@@ -1,9 +1,10 @@
-// This file is compiled once for each instruction set. KUNGFU_ISA is the namespace. The file includes only freestanding
-// headers, and no other header with inline functions. Otherwise the linker could keep an inline function that was
-// compiled with AVX flags and use it in the whole library.
+// This file is compiled once for each instruction set. KUNGFU_ISA is the namespace. The file
+// includes only freestanding headers, and no other header with inline functions. Otherwise the
+// linker could keep an inline function that was compiled with AVX flags, and use it in the whole
+// library.
 //
-// The compiler can vectorise all loops in this file. -fwrapv makes integer overflow wrap. -ffp-contract=off keeps the
-// results bit-identical on every instruction set.
+// The compiler can vectorize all loops in this file. -fwrapv makes integer overflow wrap around.
+// -ffp-contract=off keeps the results bit-identical on every instruction set.
 #include <stddef.h>
 #include <stdint.h>
 
@@ -46,8 +47,9 @@ inline float FloatOf(uint32_t bits) {
 struct Half {
   using Stored = uint16_t;
   using Acc = float;
-  // Shifts exponent and mantissa into place, then corrects the exponent's bias by a multiplication. The multiplication
-  // turns subnormal halves into normal floats. Exact for every finite value.
+  // Shifts exponent and mantissa into place, then corrects the exponent's bias by a multiplication.
+  // The multiplication turns subnormal halves into normal floats. The result is exact for every
+  // finite value.
   static float Load(uint16_t half) {
     const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fffu) << 13;
     const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
@@ -55,8 +57,9 @@ struct Half {
     const uint32_t special = magnitude | 0x7f800000u;
     return FloatOf(sign | ((half & 0x7c00u) == 0x7c00u ? special : finite));
   }
-  // Rounds to nearest even. Halves below 2^-14 are subnormal, with a unit of 2^-24. The last place of 0.5 in float32 is
-  // 2^-24 too. So adding 0.5 makes the floating-point adder round subnormal halves.
+  // Rounds to nearest even. Halves below 2^-14 are subnormal, with a unit of 2^-24. The last place
+  // of 0.5 in float32 is also 2^-24. So adding 0.5 makes the floating-point adder round subnormal
+  // halves.
   static uint16_t Store(float x) {
     const uint32_t bits = BitsOf(x);
     const uint32_t magnitude = bits & 0x7fffffffu;
@@ -125,15 +128,16 @@ void Reduce(void* out, const void* const* sources, unsigned n, size_t count) {
   const A ranks = static_cast<A>(n);
   if (n == 2) {
     const T* const second = static_cast<const T*>(sources[1]);
-    // `out` may be the same memory as `first` or `second`. Each iteration is independent of the others even in that
-    // case.
+    // `out` may be the same memory as `first` or `second`. Even then, each iteration is independent
+    // of the others.
 #pragma GCC ivdep
     for (size_t i = 0; i < count; i++) {
       y[i] = Format::Store(Op::Finish(Op::Apply(Format::Load(first[i]), Format::Load(second[i])), ranks));
     }
     return;
   }
-  // With more ranks, the loop works block by block, so that the accumulators stay in the first-level cache.
+  // For more than two ranks, the loop works block by block, so that the accumulators stay in the
+  // first-level cache.
   constexpr size_t kBlock = 4096 / sizeof(A);
   alignas(64) A acc[kBlock];
   for (size_t begin = 0; begin < count; begin += kBlock) {
@@ -187,7 +191,8 @@ __extension__ typedef unsigned __int128 Uint128;
 #define KUNGFU_ROW(format, ...) \
   {Reduce<format, Sum>, Reduce<__VA_ARGS__, Mean>, Reduce<format, Min>, Reduce<format, Max>, Reduce<format, Prod>}
 
-// Rows are in the order of kf_dtype, columns in the order of kf_op. Means use a separate format.
+// Rows are in the order of kf_dtype, and columns in the order of kf_op. Means use a separate
+// format.
 extern const ReduceTable kTable;
 const ReduceTable kTable = {
     {

@@ -1,5 +1,5 @@
-// The reductions for one instruction set. reduce_kernels.cc is compiled once for each instruction set, each time with a
-// different namespace and different flags. reduce.cc chooses a table at run time.
+// The reductions for one instruction set. reduce_kernels.cc is compiled once per instruction set,
+// each time with a different namespace and different flags. reduce.cc chooses a table at run time.
 #ifndef KUNGFU_COLLECTIVES_REDUCE_TABLE_H_
 #define KUNGFU_COLLECTIVES_REDUCE_TABLE_H_
 

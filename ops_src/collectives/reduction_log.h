@@ -1,4 +1,4 @@
-// Records in which generations this rank's reductions ended.
+// Records the generations in which this rank's reductions ended.
 #ifndef KUNGFU_COLLECTIVES_REDUCTION_LOG_H_
 #define KUNGFU_COLLECTIVES_REDUCTION_LOG_H_
 
@@ -9,14 +9,15 @@
 
 namespace kungfu {
 
-// The reductions of this rank since the previous call of Take(). Each field except `commits` is a generation plus one,
-// or 0 if there was no such reduction. A *commit* is a set of gradient reductions that ended in the same generation
-// together (settle.h). A step may have several commits, for example with two optimizers that run one after the other.
-// If a rank fails between two commits, after the first update, `first` is less than `last`. All ranks that contributed
-// to the last reduction get the same values.
+// The reductions on this rank since the previous call of Take(). Each field except `commits` is a
+// generation plus one, or 0 if there was no such reduction. A *commit* is a set of gradient
+// reductions that were made to end in the same generation (settle.h). A step may have several
+// commits, for example with two optimizers that run one after the other. If a rank fails between
+// two commits, after the first update, `first` is less than `last`. All ranks that contributed to
+// the last reduction get the same values.
 struct Reductions {
-  uint32_t gradient, any;         // the latest gradient reduction, and the latest other all-reduce
-  uint32_t commits, first, last;  // number, first generation and last generation of commits
+  uint32_t gradient, any;         // the generation of the latest gradient reduction, and of the latest other all-reduce
+  uint32_t commits, first, last;  // the number of commits, the generation of the first one, and of the last one
 };
 
 // Thread-safe.
@@ -30,7 +31,7 @@ class ReductionLog {
     while (seen < generation + 1 && !latest.compare_exchange_weak(seen, generation + 1, std::memory_order_relaxed)) {
     }
   }
-  // Records that a set of operations, `operation` among them, has ended in one generation.
+  // Records that a set of operations has ended in one generation. `operation` is one of them.
   void NoteCommit(const Operation& operation, uint32_t generation) {
     if (!operation.weighting.applies) return;
     commits_.fetch_add(1, std::memory_order_relaxed);
@@ -39,7 +40,8 @@ class ReductionLog {
     last_commit_.store(generation + 1, std::memory_order_relaxed);
   }
 
-  // Records that a set of operations has settled in one generation; `first` is the first of them.
+  // Records that a set of operations has settled in one generation. `first` is the first operation
+  // of the set.
   void NoteSettled(const Operation& first, uint32_t generation) {
     Note(first, generation);
     NoteCommit(first, generation);
@@ -52,7 +54,7 @@ class ReductionLog {
   uint32_t last_generation() const { return last_generation_.load(std::memory_order_relaxed); }
 
  private:
-  std::atomic<uint32_t> gradient_{0}, any_{0};  // `any_`: all-reduces of anything but gradients
+  std::atomic<uint32_t> gradient_{0}, any_{0};  // `any_`: all-reduces of anything except gradients
   std::atomic<uint32_t> commits_{0}, first_commit_{0}, last_commit_{0};
   std::atomic<uint32_t> last_generation_{0};
 };

@@ -32,7 +32,7 @@ uint32_t SettleBy(const RunFromGeneration& run, const Operation* operations, uin
     generations[k] = run(operations[k], latest);
     if (generations[k] > latest) {
       latest = generations[k];
-      k = static_cast<size_t>(-1);  // another rank has failed: start again
+      k = static_cast<size_t>(-1);  // another rank has failed, so begin again with the first operation
     }
   }
   return latest;

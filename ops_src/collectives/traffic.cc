@@ -5,7 +5,7 @@
 namespace kungfu {
 
 Traffic& Traffic::Get() {
-  static Traffic* const traffic = new Traffic;  // threads may outlive static destructors
+  static Traffic* const traffic = new Traffic;  // never destroyed, because threads may outlive static destructors
   return *traffic;
 }
 

@@ -1,5 +1,6 @@
-// Counts what the collectives of this process have transferred since the process began, and how long they took. The
-// cost per collective is two reads of the processor's counter and a few relaxed additions, about 30 ns.
+// Counts what this process's collectives have transferred since the process began, and how long
+// they took. For each collective this costs two reads of the processor's counter and a few relaxed
+// additions, about 30 ns.
 #ifndef KUNGFU_COLLECTIVES_TRAFFIC_H_
 #define KUNGFU_COLLECTIVES_TRAFFIC_H_
 
@@ -13,14 +14,16 @@
 
 namespace kungfu {
 
-// All values only grow. Readers compute differences.
+// All values only grow, so readers compute differences.
 struct TrafficTotals {
   uint64_t operations = 0;
   uint64_t brought_bytes = 0;
-  double busy_s = 0;                // time in collectives on any thread: moving data and waiting for other ranks
-  double exposed_s = 0;             // the part of it for which the program waited; the rest ran in the background
-  uint64_t received_from_each = 0;  // bytes read from each other rank
-  std::array<uint64_t, shm::kMaxMembers> received_from_root = {};  // bytes read from one rank only
+  double busy_s = 0;                // time that any threads spent in collectives: moving data, and waiting for other
+                                    // ranks
+  double exposed_s = 0;             // the part of `busy_s` for which the program waited; the rest ran in the background
+  uint64_t received_from_each = 0;  // number of bytes read from each other rank
+  // For each rank, number of bytes read only from this rank.
+  std::array<uint64_t, shm::kMaxMembers> received_from_root = {};
 };
 
 // Thread-safe.
@@ -28,8 +31,8 @@ class Traffic {
  public:
   static Traffic& Get();
 
-  // Counts a collective that began at `began` and has just ended. `received_bytes` is what it has read from each other
-  // rank or, if `root` isn't negative, from rank `root` only.
+  // Counts a collective that began at `began` and has just ended. It has read `received_bytes`
+  // bytes from each other rank. If `root` isn't negative, it has read them only from rank `root`.
   void Count(uint64_t began, uint64_t brought_bytes, uint64_t received_bytes, int root = -1) {
     busy_.fetch_add(Ticks() - began, std::memory_order_relaxed);
     operations_.fetch_add(1, std::memory_order_relaxed);
@@ -37,10 +40,10 @@ class Traffic {
     (root < 0 ? from_each_ : from_root_[static_cast<uint32_t>(root)])
         .fetch_add(received_bytes, std::memory_order_relaxed);
   }
-  // Counts the time since `began` as hidden: a background thread of this library ran operations, and the program didn't
-  // wait for that thread.
+  // Counts the time since `began` as hidden. During this time, a background thread of this library
+  // ran operations, and the program didn't wait for that thread.
   void CountHidden(uint64_t began) { hidden_.fetch_add(Ticks() - began, std::memory_order_relaxed); }
-  // Counts the time since `began` in which the program waited for the background thread.
+  // Counts the time since `began`, during which the program waited for the background thread.
   void CountWait(uint64_t began) { waited_.fetch_add(Ticks() - began, std::memory_order_relaxed); }
 
   uint64_t operations() const { return operations_.load(std::memory_order_relaxed); }

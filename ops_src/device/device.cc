@@ -59,7 +59,8 @@ uint64_t Device::Start(std::shared_ptr<Communicator> communicator, const Operati
   return Enqueue(std::move(job));
 }
 
-// Does the same as the communicator of one rank: every operation copies its inputs to its outputs.
+// Does the same as the communicator of a single rank: copies each operation's inputs to its
+// outputs.
 void Device::RunAlone(const Operation& operation, Stream stream) {
   for (size_t i = 0; i < operation.num_tensors; i++) {
     const kf_tensor& tensor = operation.tensors[i];
@@ -71,8 +72,8 @@ void Device::RunAlone(const Operation& operation, Stream stream) {
 
 uint64_t Device::Enqueue(JobPtr job) {
   std::lock_guard<std::mutex> guard(mutex_);
-  // Drop ended operations with the same name. They belong to a step that failed: when the next operation with that
-  // name starts, no caller waits for them any more.
+  // Drop ended operations with the same name. They belong to a step that failed. No caller waits
+  // for them any more when the next operation with their name starts.
   for (auto each = by_ticket_.begin(); each != by_ticket_.end();) {
     each = each->second->ended && each->second->key == job->key ? by_ticket_.erase(each) : std::next(each);
   }
@@ -113,8 +114,9 @@ void Device::Wait(const uint64_t* tickets, size_t num_tickets) {
       if (job->error) throw *job->error;
       fewest = std::min(fewest, job->members);
     }
-    // If `members` differs, a rank failed between the operations: it contributed to the earlier ones and not to the
-    // later ones. Repeat the earlier ones without that rank. The other survivors have the same numbers and do the same.
+    // If the numbers in `members` differ, a rank failed between two operations. The rank
+    // contributed to the earlier operations but not to the later ones. Repeat the earlier
+    // operations without that rank. The other survivors have the same numbers, so they do the same.
     std::vector<JobPtr> again;
     for (const JobPtr& job : jobs) {
       if (job->members == fewest) continue;
@@ -152,8 +154,8 @@ void Device::Loop(Place place) {
   for (;;) {
     queued_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
     if (stopping_) break;
-    // Run the operations of one communicator only. Operations of an older communicator fail at once, so they don't
-    // delay these.
+    // Run only operations of one communicator. Operations of an older communicator fail
+    // immediately, so they don't delay the others.
     const auto communicator = queue_.front()->communicator;
     std::vector<JobPtr> mine;
     for (const JobPtr& job : queue_) {
@@ -185,7 +187,7 @@ void Device::Loop(Place place) {
   if (tools_.stream != nullptr) {
     try {
       tools_.driver.Delete(tools_.stream);
-    } catch (const Error&) {  // the device has failed, and the stream is gone
+    } catch (const Error&) {  // the device has failed, and the stream no longer exists
     }
   }
 }
@@ -202,8 +204,8 @@ void Device::End(const JobPtr& job, const Error* error, uint32_t members) {
   ended_.notify_all();
 }
 
-// Waits until this rank has more operations, but for at most 1 ms. No operation is ready at all ranks, and another rank
-// may have added one.
+// Called if no operation is ready on all ranks. Waits until this rank has more operations, but for
+// at most 1 ms, because another rank may have added one.
 void Device::AwaitMore() {
   std::unique_lock<std::mutex> lock(mutex_);
   const size_t before = queue_.size();

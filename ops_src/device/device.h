@@ -1,4 +1,4 @@
-// The device of this process and its collectives.
+// The device that this process uses, and the collectives on it.
 #ifndef KUNGFU_DEVICE_DEVICE_H_
 #define KUNGFU_DEVICE_DEVICE_H_
 
@@ -19,14 +19,16 @@
 
 namespace kungfu::device {
 
-// Runs all device operations on one thread. All ranks therefore launch the same operations in the same order, whatever
-// the order and the threads of their callers. Session describes how the ranks agree on the order.
+// Runs all device operations on one thread. So all ranks launch the same operations in the same
+// order, even if their callers use different orders and threads. Session describes how the ranks
+// agree on the order.
 //
 // Thread-safe.
 class Device {
  public:
-  // If the vendor's library is missing, `engine` is null and `why_no_engine` tells the reason. `driver` and `engine`
-  // are never freed, because a bring-up that was given up may still use them.
+  // If the vendor's library is missing, `engine` is null and `why_no_engine` gives the reason.
+  // `driver` and `engine` are never freed, because the abandoned start of a vendor's communicator
+  // may still use them.
   Device(Driver& driver, Engine* engine, std::string why_no_engine, const Options& options);
   ~Device();
   Device(const Device&) = delete;
@@ -34,10 +36,11 @@ class Device {
 
   Driver& driver() { return tools_.driver; }
 
-  // Queues the operation and returns its ticket for Wait. Returns 0 if all its work is already enqueued on `stream`.
+  // Queues the operation and returns its ticket for `Wait`. Returns 0 if all the operation's work
+  // is already enqueued on `stream`.
   uint64_t Start(std::shared_ptr<Communicator> communicator, const Operation& operation, Stream stream);
-  // Waits until all operations have ended with the same contributing ranks. Throws the error of the first failed
-  // operation.
+  // Waits until all operations have ended with the same contributing ranks. If an operation failed,
+  // throws the error of the first one.
   void Wait(const uint64_t* tickets, size_t num_tickets);
 
   std::string EngineInUse() const;
@@ -54,13 +57,14 @@ class Device {
   std::condition_variable queued_;
   std::condition_variable ended_;
   std::deque<JobPtr> queue_;                         // guarded by mutex_
-  std::unordered_map<uint64_t, JobPtr> by_ticket_;   // guarded by mutex_; operations that aren't waited for yet
-  std::unordered_map<uint64_t, uint32_t> sequence_;  // guarded by mutex_; one for each name in `sequence_of_`
+  std::unordered_map<uint64_t, JobPtr> by_ticket_;   // guarded by mutex_; operations that no caller waits for yet
+  std::unordered_map<uint64_t, uint32_t> sequence_;  // guarded by mutex_; the next number for each operation name in
+                                                     // `sequence_of_`
   std::weak_ptr<Communicator> sequence_of_;          // guarded by mutex_
   uint64_t last_ticket_ = 0;                         // guarded by mutex_
   bool stopping_ = false;                            // guarded by mutex_
   std::string engine_in_use_ = "none yet";           // guarded by mutex_
-  std::optional<Place> place_;                       // guarded by mutex_; the same for all callers
+  std::optional<Place> place_;                       // guarded by mutex_; it must be the same for all callers
   std::thread thread_;                               // guarded by mutex_
 
   SessionTools tools_;

@@ -1,5 +1,6 @@
-// The interfaces that the device layer requires from a vendor: a driver (memory, copies, streams, events), an engine
-// (the vendor's library of collectives), and device communicators (the communicators of that library).
+// The interfaces that the device layer requires from a vendor: a driver (memory, copies, streams
+// and events), an engine (the vendor's library of collectives), and device communicators (the
+// communicators of this library).
 #ifndef KUNGFU_DEVICE_DRIVER_H_
 #define KUNGFU_DEVICE_DRIVER_H_
 
@@ -17,21 +18,23 @@ namespace kungfu::device {
 using Stream = void*;
 using Event = void*;
 
-// The device on which a thread works, and the vendor's context if the vendor has contexts.
+// The device on which a thread works, and the vendor's context if the vendor uses contexts.
 struct Place {
   int device = -1;
   void* context = nullptr;
 };
 
-// Thread-safe. All functions throw Error KF_DEVICE with the vendor's name of the error.
+// A vendor's driver. Thread-safe. All functions throw Error KF_DEVICE with the vendor's name for
+// the error.
 class Driver {
  public:
   virtual ~Driver() = default;
 
   virtual int Count() = 0;
-  virtual Place Here() = 0;  // the place of the calling thread
+  virtual Place Here() = 0;  // returns the calling thread's device and context
   virtual void Enter(const Place& place) = 0;
-  // Two ranks on one host have equal identities if and only if they use the same device.
+  // Returns an identity. On one host, two ranks have equal identities if and only if they use the
+  // same device.
   virtual std::string Identity(int device) = 0;
 
   virtual void* Allocate(size_t bytes) = 0;
@@ -42,7 +45,8 @@ class Driver {
   virtual Stream NewStream() = 0;
   virtual void Delete(Stream stream) = 0;
   virtual void Synchronize(Stream stream) = 0;
-  // Ends the work that has been enqueued on `stream`. Does nothing if the vendor can't do so from outside the stream.
+  // Aborts the work that has been enqueued on `stream`. Does nothing if the vendor can't abort it
+  // from outside the stream.
   virtual void Abort(Stream stream) noexcept = 0;
 
   virtual Event NewEvent() = 0;
@@ -54,15 +58,17 @@ class Driver {
   virtual void Copy(void* to, const void* from, size_t bytes, kf_copy_kind kind, Stream stream) = 0;
 };
 
-// A communicator of the vendor's library over the ranks of one cluster version. Not thread-safe.
+// A communicator of the vendor's library that connects the ranks of one cluster version. Not
+// thread-safe.
 class DeviceCommunicator {
  public:
-  // Ends all running work at once, without a result.
+  // Aborts all running work at once, without a result.
   virtual ~DeviceCommunicator() = default;
-  // Returns whether the communicator is brought up and the launched work is on its stream. Until then, no other
-  // function may be called. Called repeatedly; never blocks for long. Throws Error.
+  // Returns true when the communicator has started and the launched work is on its stream. Until
+  // then, the caller may call no other function. The caller calls this one repeatedly. It never
+  // blocks for long. Throws Error.
   virtual bool Ready() = 0;
-  // Begins to enqueue one operation that Engine::Supports. Never blocks for long.
+  // Begins to enqueue one operation. `Engine::Supports` must be true for it. Never blocks for long.
   virtual void Launch(const Operation& operation, Stream stream) = 0;
   // Throws Error if the library has detected a failure.
   virtual void CheckHealth() = 0;
@@ -75,11 +81,13 @@ class Engine {
   virtual bool Supports(const Operation& operation) const = 0;
   virtual size_t IdBytes() const = 0;
   virtual std::string NewId() = 0;
-  // Begins to bring up a device communicator. All other ranks call it with the same id. Never blocks for long.
+  // Begins to start a device communicator. All other ranks call it with the same id. Never blocks
+  // for long.
   virtual std::unique_ptr<DeviceCommunicator> Begin(const std::string& id, uint32_t rank, uint32_t size) = 0;
 };
 
-// Only the code behind these functions uses the vendors' libraries. They throw Error KF_MISSING.
+// Only the code behind these functions uses the vendors' libraries. They throw Error KF_MISSING if
+// a library is missing.
 std::unique_ptr<Driver> OpenCuda(const char* paths);
 std::unique_ptr<Engine> OpenNccl(const char* paths);
 std::unique_ptr<Driver> OpenAcl(const char* paths);
@@ -87,7 +95,8 @@ std::unique_ptr<Engine> OpenHccl(const char* paths, Driver& driver);
 
 // ---- ownership ----
 
-// An event that has been recorded once. Events are never recorded again, because ACL would require a reset in between.
+// An event that has been recorded once. Events are never recorded again, because ACL would require
+// a reset before that.
 class Mark {
  public:
   Mark() = default;
@@ -108,7 +117,7 @@ class Mark {
   }
 
   bool Done() const { return event_ == nullptr || driver_->Done(event_); }
-  // Makes all work that is later enqueued on `stream` wait for this event.
+  // Makes all work that is enqueued later on `stream` wait for this event.
   void Precede(Stream stream) const {
     if (event_ != nullptr) driver_->Wait(stream, event_);
   }
@@ -118,7 +127,7 @@ class Mark {
     if (event_ == nullptr) return;
     try {
       driver_->DeleteEvent(event_);
-    } catch (...) {  // the device has failed, and the event is gone
+    } catch (...) {  // the device has failed, and the event no longer exists
     }
     event_ = nullptr;
   }
@@ -126,7 +135,7 @@ class Mark {
   Event event_ = nullptr;
 };
 
-// A memory block that only grows, in device memory or in pinned host memory.
+// A memory block that can only grow. It is either in device memory or in pinned host memory.
 class Block {
  public:
   Block(Driver& driver, bool host) : driver_(driver), host_(host) {}
@@ -148,7 +157,7 @@ class Block {
     if (data_ == nullptr) return;
     try {
       host_ ? driver_.FreeHost(data_) : driver_.Free(data_);
-    } catch (...) {  // the device has failed, and its memory is gone
+    } catch (...) {  // the device has failed, and its memory no longer exists
     }
     data_ = nullptr;
     bytes_ = 0;
@@ -159,7 +168,7 @@ class Block {
   size_t bytes_ = 0;
 };
 
-// Rounds the size of a tensor up to an alignment with which the vendors' copies are fast.
+// Rounds a tensor's size up to an alignment at which the vendors' copies are fast.
 inline constexpr size_t kDeviceAlign = 256;
 inline size_t AlignedForDevice(size_t bytes) { return (bytes + kDeviceAlign - 1) / kDeviceAlign * kDeviceAlign; }
 

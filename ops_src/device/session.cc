@@ -15,20 +15,21 @@ namespace {
 constexpr auto kRound = std::chrono::milliseconds(10);
 constexpr auto kDrain = std::chrono::seconds(10);
 
-// // ---- what a rank contributes to each of the gathers
+// ---- what each rank contributes to a gather
 
 struct Ready {
   uint64_t key;        // hash of the name
-  uint64_t signature;  // hash of the properties that must be equal at all ranks
-  uint32_t sequence;   // number of the operation under this name
-  uint32_t weight;     // weight of the rank in a mean; 0: ranks have equal weights
-  uint32_t expired;    // 1 if the rank has waited for too long
+  uint64_t signature;  // hash of the properties that must be equal on all ranks
+  uint32_t sequence;   // number of this operation among those with its name
+  uint32_t weight;     // the rank's weight in a mean; 0 if all ranks have equal weights
+  uint32_t expired;    // 1 if the rank has waited too long for this operation
 };
 struct Announcement {
   uint32_t count;
   Ready ready[Session::kMostReady];
 };
-// Returns the entry of `announcement` for the same operation as `ready`, or null if there is none.
+// Returns the entry in `announcement` that describes the same operation as `ready`, or null if
+// there is none.
 const Ready* Find(const Announcement& announcement, const Ready& ready) {
   const Ready* const end = announcement.ready + announcement.count;
   const Ready* const found = std::find_if(announcement.ready, end, [&](const Ready& each) {
@@ -39,8 +40,8 @@ const Ready* Find(const Announcement& announcement, const Ready& ready) {
 struct Capabilities {
   uint32_t choice;       // kf_engine
   uint32_t has_library;  // 1 if the engine's library is available
-  char identity[100];    // identity of the host and the device
-  char why[148];         // why there is no library
+  char identity[100];    // identity of the host and its device
+  char why[148];         // why the library isn't available
 };
 struct Status {
   uint32_t state;
@@ -105,15 +106,15 @@ std::vector<JobPtr> Session::Order(const std::vector<JobPtr>& mine) {
     if (!everywhere) continue;
     const JobPtr& job = mine[Find(own, ready) - own.ready];
     if (equal) {
-      // The vendors' libraries can't weight the ranks.
+      // The vendors' libraries can't give the ranks different weights.
       job->by_staging = job->by_staging || !equal_weights;
       common.push_back(job);
     } else {
       ReportMismatch(job);
     }
   }
-  // If one rank has waited for another for too long, the ranks aren't at the same place in the program. All operations
-  // that some rank lacks fail.
+  // If a rank has waited too long for another rank, the ranks aren't at the same place in the
+  // program. So every operation that some rank hasn't called fails.
   const bool expired = std::any_of(all.rows.begin(), all.rows.end(), [](const Announcement& each) {
     return std::any_of(each.ready, each.ready + each.count, [](const Ready& ready) { return ready.expired != 0; });
   });
@@ -147,8 +148,8 @@ void Session::UseStaging(const std::string& why) {
   std::fprintf(stderr, "ms_kungfu: collectives between devices go through host memory: %s\n", why.c_str());
 }
 
-// Chooses between the engine and staging, once in a session. All ranks gather the same capabilities, so they make the
-// same choice.
+// Chooses between the engine and staging, once per session. All ranks gather the same capabilities,
+// so they make the same choice.
 void Session::ChooseEngine() {
   Capabilities own{};
   own.choice = tools_.options.engine;
@@ -156,7 +157,7 @@ void Session::ChooseEngine() {
   CopyText(own.why, tools_.why_no_engine);
   try {
     CopyText(own.identity, Text(BootId(), " ", tools_.driver.Identity(tools_.driver.Here().device)));
-  } catch (const Error& error) {  // reported in the gather, in which the other ranks wait for this rank
+  } catch (const Error& error) {  // the next gather reports the error; the other ranks wait for this rank there
     own.has_library = 0;
     CopyText(own.why, error.what());
   }
@@ -181,7 +182,7 @@ void Session::ChooseEngine() {
   if (wants_staging) {
     if (wants_vendor)
       throw Error(KF_INVALID,
-                  "the ranks' device engines differ: some require \"vendor\", others \"staging\"; set the same one at "
+                  "the ranks' device engines differ: some require \"vendor\", others \"staging\"; set the same one on "
                   "all ranks");
     UseStaging("as requested");
   } else if (!why.empty()) {
@@ -239,8 +240,8 @@ void Session::BringUp() {
   }
 }
 
-// Repeats rounds until all ranks are `done`, one has an error (`done` throws at that rank), or one has failed. The
-// outcome is the same at all ranks.
+// Repeats rounds until all ranks are `done`, one has an error (`done` throws on that rank), or one
+// has failed. The outcome is the same on all ranks.
 Session::Outcome Session::Rounds(const std::function<bool()>& done, Error* failure) {
   RunTime waited;
   Status own{};
@@ -267,7 +268,7 @@ Session::Outcome Session::Rounds(const std::function<bool()>& done, Error* failu
     const auto all = GatherLiving(*communicator_, "kungfu/device/rounds", own);
     const bool all_done =
         std::all_of(all.members.begin(), all.members.end(), [&](uint32_t r) { return all.rows[r].state == kDone; });
-    // If a rank failed after all survivors had finished, the result is still valid.
+    // If all ranks were done, the result is valid even if a rank has failed after that.
     if (all_done) return Outcome::kDone;
     if (all.members.size() < members_) {
       members_ = all.members.size();
@@ -286,7 +287,7 @@ void Session::RunBatch(const std::vector<JobPtr>& jobs) {
   for (const JobPtr& job : jobs) {
     try {
       SaveInputs(job);
-    } catch (const Error& error) {  // reported in the rounds, in which the other ranks wait for this rank
+    } catch (const Error& error) {  // the rounds report the error; the other ranks wait for this rank there
       job->failure = error;
     }
     const bool fits = tools_.engine != nullptr && tools_.engine->Supports(job->operation);
@@ -300,8 +301,8 @@ void Session::RunBatch(const std::vector<JobPtr>& jobs) {
   RunByStaging(by_staging);
 }
 
-// Copies the inputs of a reduction in place. The reduction overwrites its inputs, which are needed again if a rank
-// fails in it.
+// Copies the inputs of an in-place reduction. The reduction overwrites them, but if a rank fails
+// during the reduction, it must be repeated with the old inputs.
 void Session::SaveInputs(const JobPtr& job) {
   if (job->kept != nullptr || !Reduces(job->operation.kind)) return;
   const size_t unit = SizeOf(job->operation.dtype);
@@ -322,7 +323,8 @@ void Session::SaveInputs(const JobPtr& job) {
   job->ready = Mark(tools_.driver, tools_.stream);
 }
 
-// Returns true if the operations have ended. Returns false if a rank failed and the operations must be repeated.
+// Returns true if the operations have ended. Returns false if a rank failed, and the operations
+// must be repeated.
 bool Session::RunByEngine(const std::vector<JobPtr>& jobs) {
   if (jobs.empty()) return true;
   size_t launched = 0;
@@ -364,7 +366,7 @@ bool Session::RunByEngine(const std::vector<JobPtr>& jobs) {
   return true;
 }
 
-// Ends all work of the device communicator, so that nothing writes to the tensors any more.
+// Aborts all work of the device communicator, so that nothing writes to the tensors any more.
 void Session::GiveUp(const std::vector<JobPtr>& jobs) {
   if (vendors_ == nullptr || tools_.stream == nullptr) return;
   vendors_.reset();
@@ -381,18 +383,18 @@ void Session::GiveUp(const std::vector<JobPtr>& jobs) {
     drained = true;
   }
   if (drained) return;
-  // Keep the stream, because deleting it would wait for its work.
+  // Don't delete the old stream, because deleting it would wait for its work.
   try {
     tools_.stream = tools_.driver.NewStream();
   } catch (const Error&) {
     tools_.stream = nullptr;
   }
-  const Error stuck(KF_DEVICE, Text("an operation that was ended still runs after ", kDrain.count(),
+  const Error stuck(KF_DEVICE, Text("an aborted operation is still running after ", kDrain.count(),
                                     " s and may still write to its tensors; end this process"));
   for (const JobPtr& job : jobs) tools_.end(job, &stuck, 0);
 }
 
-// Runs the operations in the given order, and repeats them until all have ended with the same ranks.
+// Runs the operations in the given order. Repeats them until all have ended with the same ranks.
 void Session::RunByStaging(const std::vector<JobPtr>& jobs) {
   if (jobs.empty()) return;
   std::string failure;

@@ -1,4 +1,4 @@
-// The joint work of the ranks of one cluster version on their devices.
+// The work that the ranks of one cluster version do together on their devices.
 #ifndef KUNGFU_DEVICE_SESSION_H_
 #define KUNGFU_DEVICE_SESSION_H_
 
@@ -18,19 +18,19 @@
 
 namespace kungfu::device {
 
-// One operation over device memory.
+// One operation on device memory.
 struct Job : KeptOperation {
   std::shared_ptr<Communicator> communicator;
   uint64_t key = 0;
   uint64_t signature = 0;
   uint32_t sequence = 0;
-  RunTime waited;               // time since the launch at this rank; read in each cycle
-  Mark ready;                   // the point on the caller's stream after which the inputs are ready
-  std::unique_ptr<Block> kept;  // the inputs of a reduction in place, in case it must be repeated
+  RunTime waited;               // time since the launch on this rank; updated in each cycle
+  Mark ready;                   // a point on the caller's stream; the inputs are ready when the stream has passed it
+  std::unique_ptr<Block> kept;  // a copy of the inputs of an in-place reduction, in case it must be repeated
   bool by_staging = false;
-  std::optional<Error> failure;  // a failure of this rank's device that the other ranks don't know of yet
+  std::optional<Error> failure;  // a failure of this rank's device that the other ranks haven't been notified of yet
 
-  // Guarded by the device's mutex:
+  // The device's mutex guards these members:
   bool ended = false;
   std::optional<Error> error;
   uint32_t members = 0;  // number of ranks that contributed
@@ -43,46 +43,51 @@ struct Options {
   std::chrono::milliseconds timeout{600000};
 };
 
-// The resources that a session uses and then passes to the next session. The device owns them, and only its thread
-// uses them.
+// The resources that a session uses, and passes to the next session. The device owns them. Only the
+// device's thread uses them.
 struct SessionTools {
   Driver& driver;
-  Engine* const engine;  // null if its library is missing; why_no_engine tells the reason
+  Engine* const engine;  // null if its library is missing; why_no_engine then gives the reason
   const std::string why_no_engine;
   const Options options;
-  // Called when an operation has ended: `members` ranks contributed, or it failed with `error`.
+  // Called when an operation has ended. Either `members` ranks contributed, or the operation failed
+  // with `error`.
   const std::function<void(const JobPtr& job, const Error* error, uint32_t members)> end;
   const std::function<void(const std::string& text)> note_engine;
   Stream stream = nullptr;
   std::unique_ptr<Staging> staging;
 };
 
-// Runs on the device's thread only. The session works in cycles, and all ranks are always in the same cycle:
+// Runs only on the device's thread. The session works in cycles of three phases. All ranks are
+// always in the same cycle:
 //
-//   order   The ranks gather which operations each rank has ready, identified by name and number under that name.
-//           Operations that are ready at all ranks are launched, in the order of the lowest living rank's list.
-//   launch  The operations run on our own stream, which waits for the callers' streams. If an operation must be ended,
-//           the caller's other work isn't affected.
-//   outcome Every few milliseconds, the ranks gather the progress of each rank, until all ranks have finished or one
-//   has
-//           failed. So no rank keeps a result that another rank lacks. After a failure, the survivors end the device
-//           communicator and repeat the operations by staging, with the runtime's own recovery.
+//  order   The ranks gather the list of operations that each rank has ready. An operation is identified by its name and
+//          its number among operations of that name. Operations that are ready on all ranks are launched, in the order
+//          of the list of the lowest running rank.
+//  launch  The operations run on the runtime's own stream, which waits for the callers' streams. So an operation can be
+//          aborted without affecting the caller's other work.
+//  outcome Every few milliseconds, the ranks gather each rank's progress, until all ranks have finished or one has
+//          failed. So no rank keeps a result that another rank lacks. After a failure, the survivors abort the work of
+//          the device communicator. They repeat the operations by staging, with the runtime's own recovery.
 //
-// All decisions follow from gathers, which give every rank the same values. No rank decides anything alone.
+// Every decision follows from a gather, which gives all ranks the same values. No rank decides
+// anything alone.
 //
-// A communicator of the vendor's library belongs to one of our communicators, and so to one cluster version. The first
-// operation brings it up. If it has lost a rank, it isn't brought up again: the next version brings up a new one.
+// A communicator of the vendor's library belongs to one communicator of the runtime, and so to one
+// cluster version. The first operation starts it. If it loses a rank, it isn't started again. The
+// next cluster version starts a new one.
 class Session {
  public:
-  // The maximum number of operations that a rank can have started.
+  // The maximum number of started operations per rank.
   static constexpr uint32_t kMostReady = 256;
 
   Session(SessionTools& tools, std::shared_ptr<Communicator> communicator);
 
   const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
-  // Runs one cycle over this rank's jobs (at most kMostReady). Returns false if no job is ready at all ranks.
+  // Runs one cycle with this rank's jobs (at most kMostReady). Returns false if no job is ready on
+  // all ranks.
   bool RunCycle(const std::vector<JobPtr>& mine);
-  // Ends all work of the device communicator, so that nothing writes to the tensors any more.
+  // Aborts all work of the device communicator, so that nothing writes to the tensors any more.
   void GiveUp(const std::vector<JobPtr>& jobs);
 
  private:
@@ -103,7 +108,7 @@ class Session {
   const std::shared_ptr<Communicator> communicator_;
   size_t members_;  // number of ranks in the last gather
   bool engine_chosen_ = false;
-  bool by_staging_ = false;  // true: all operations go through staging
+  bool by_staging_ = false;  // true if all operations go through staging
   std::unique_ptr<DeviceCommunicator> vendors_;
 };
 

@@ -20,9 +20,9 @@ void Poll(const std::function<bool()>& done) {
   }
 }
 
-// How an operation is divided into chunks. A chunk has `ins` input parts and `outs` output parts, stored one after
-// another. There is one part for each rank in the outputs of a gather and in the inputs of a scatter, and otherwise one
-// part.
+// Divides an operation into chunks. A chunk has `ins` input parts and `outs` output parts, stored
+// one after another. The outputs of a gather and the inputs of a scatter have one part for each
+// rank. All other inputs and outputs have a single part.
 class Staging::Plan {
  public:
   Plan(const Operation& operation, uint32_t size, size_t chunk_bytes) : unit(SizeOf(operation.dtype)) {
@@ -42,7 +42,7 @@ class Staging::Plan {
         offset += n;
       }
     }
-    // On the host, the operation is in place if inputs and outputs have the same size.
+    // In host memory, the operation is in place if its inputs and outputs have the same size.
     const size_t largest = chunks.size() == 1 ? chunks[0].count : most;
     out_at = ins == outs ? 0 : AlignedForDevice(largest * ins * unit);
     buffer_bytes = out_at + largest * outs * unit;
@@ -66,13 +66,13 @@ Staging::~Staging() {
   for (const Stream stream : {out_, in_}) {
     try {
       driver_.Delete(stream);
-    } catch (const Error&) {  // the device has failed, and the stream is gone
+    } catch (const Error&) {  // the device has failed, and the stream no longer exists
     }
   }
 }
 
-// Runs `body`, which uses the device. Catches the device's errors. Must not run the communicator, whose errors must not
-// be caught.
+// Runs `body`, which uses the device, and catches the device's errors. `body` must not call the
+// communicator, whose errors must reach the caller.
 template <typename Body>
 void Staging::Try(const Body& body) {
   if (failure_->has_value()) return;
@@ -95,12 +95,13 @@ void Staging::Run(Communicator& communicator, const Operation& operation, const 
                   std::optional<Error>* failure) {
   const Plan plan(operation, communicator.size(), chunk_bytes_);
   failure_ = failure;
-  // Afterwards the caller may free the tensors, and the buffers are reused. So wait for all copies.
+  // When this function returns, the caller may free the tensors, and the next operation reuses the
+  // buffers. So wait for all copies.
   const auto drain = [&] {
     try {
       driver_.Synchronize(out_);
       driver_.Synchronize(in_);
-    } catch (const Error&) {  // the failure is already recorded
+    } catch (const Error&) {  // this failure is already recorded
     }
   };
   try {
@@ -128,7 +129,7 @@ void Staging::Pipeline(Communicator& communicator, const Operation& operation, c
     const Chunk& chunk = plan.chunks[c];
     char* buffer = Buffer(c, plan.buffer_bytes);
     Try([&] {
-      if (c >= kBuffers) went[c - kBuffers].Precede(out_);  // wait until the buffer is free
+      if (c >= kBuffers) went[c - kBuffers].Precede(out_);  // the copy to the buffer waits until the buffer is free
       for (size_t p = chunk.first; sends && p < chunk.last; p++) {
         const Piece& piece = plan.pieces[p];
         const kf_tensor& tensor = operation.tensors[piece.tensor];
@@ -164,7 +165,7 @@ void Staging::Pipeline(Communicator& communicator, const Operation& operation, c
     for (; fetched < std::min(c + kBuffers, plan.chunks.size()); fetched++) fetch(fetched);
     Try([&] {
       Poll([&] { return came[c].Done(); });
-    });  // also ensures that the buffer's last copy to the device has ended, because it precedes this copy
+    });  // this copy comes after the buffer's last copy to the device, so that copy has ended too
     char* buffer = Buffer(c, plan.buffer_bytes);
     const kf_tensor host{buffer, buffer + plan.out_at, plan.chunks[c].count * plan.ins};
     Operation step = operation;

@@ -11,7 +11,7 @@
 namespace kungfu::monitoring {
 namespace {
 
-constexpr size_t kLanes = 16;    // independent sums, which the compiler keeps in vector registers
+constexpr size_t kLanes = 16;    // independent partial sums, which the compiler keeps in vector registers
 constexpr size_t kBlock = 1024;  // elements that are summed in float32
 
 template <typename T>
@@ -38,7 +38,8 @@ float Widened(uint16_t bits, kf_dtype dtype) {
     const uint32_t magnitude = static_cast<uint32_t>(bits & 0x7fffu) << 13;
     float scaled;
     std::memcpy(&scaled, &magnitude, sizeof scaled);
-    scaled *= 0x1p112f;  // multiplies by the exponent's bias, which also turns subnormal halves into normal floats
+    scaled *= 0x1p112f;  // multiplies by 2 to the power of the exponents' bias difference, which also makes subnormal
+                         // halves normal floats
     std::memcpy(&wide, &scaled, sizeof wide);
     if ((bits & 0x7c00u) == 0x7c00u) wide = magnitude | 0x7f800000u;
   }
@@ -74,7 +75,8 @@ double SquaredNorm(const void* data, uint64_t count, kf_dtype dtype) {
 }
 
 GradientNorms& GradientNorms::Get() {
-  static GradientNorms* const norms = new GradientNorms;  // threads may outlive static destructors
+  static GradientNorms* const norms = new GradientNorms;  // never destroyed, because threads may outlive static
+                                                          // destructors
   return *norms;
 }
 
@@ -117,7 +119,7 @@ bool GradientNorms::Matches(const Operation& operation) {
   return false;
 }
 
-// Measures the gradients of one operation before and after it.
+// Measures one operation's gradients before and after the operation.
 class GradientNorms::Measured : public Observation {
  public:
   Measured(GradientNorms& all, const Operation& operation) : all_(all), operation_(operation) {

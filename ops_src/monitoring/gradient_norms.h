@@ -1,5 +1,6 @@
-// Measures the squared norms of this rank's gradients before a reduction and of the reduced gradients. The gradient
-// noise scale needs only these norms. They are measured inside the reduction, so no graph has to be built for them.
+// Measures the squared norm of this rank's gradients before a reduction, and of the reduced
+// gradients. The gradient noise scale needs only these norms. They are measured inside the
+// reduction, so no graph has to be built for them.
 #ifndef KUNGFU_MONITORING_GRADIENT_NORMS_H_
 #define KUNGFU_MONITORING_GRADIENT_NORMS_H_
 
@@ -14,23 +15,25 @@ namespace kungfu::monitoring {
 
 struct Norms {
   double brought = 0;  // squared norm of this rank's gradients
-  double reduced = 0;  // squared norm of the mean of all ranks' gradients, even if the reduction was a sum
+  double reduced = 0;  // squared norm of the mean of all ranks' gradients, even if the reduction computes a sum
   uint64_t elements = 0;
-  double cpu_s = 0;  // CPU time of this thread for these measurements
+  double cpu_s = 0;  // CPU time that this thread has spent on these measurements
 };
 
-// Thread-safe. Installed as the collectives' observer while a name is watched.
+// Thread-safe. While a name is watched, this object is installed as the observer of collectives.
 class GradientNorms : public Observer {
  public:
   static GradientNorms& Get();
 
-  // Starts to watch all-reduces (sum or mean of floats) whose name, split at slashes, contains `name`: "gradients",
-  // "gradients/0", "adaptive/gradients/0". If `name` is empty, nothing is watched.
+  // Starts to watch all-reduces that compute a sum or mean of floats, and whose name contains
+  // `name` as one of its parts between slashes. For example, `gradients` matches "gradients",
+  // "gradients/0" and "adaptive/gradients/0". If `name` is empty, no all-reduce is watched.
   void Watch(const std::string& name);
-  // Returns the sums since the last call, or since Watch.
+  // Returns the sums since the last call of `Take` or `Watch`.
   Norms Take();
-  // For steps of shards (shards/step.h). Such a step consists of several operations, and none of them has a rank's
-  // gradients. So the step measures itself and passes its norms to Add if Watching() returns true. Their `brought` is
+  // `Watching` and `Add` are for sharded steps (shards/step.h). A sharded step consists of several
+  // operations, and no operation contains the gradients of a whole rank. So if `Watching` returns
+  // true, the step measures the norms itself and passes them to `Add`. The `brought` norm is then
   // the mean over the shards.
   bool Watching() const;
   void Add(const Norms& norms);
@@ -48,10 +51,11 @@ class GradientNorms : public Observer {
   Norms sums_;        // guarded by mutex_
 };
 
-// Returns the sum of the squares of `count` elements. It adds in float32 lanes within blocks, then in float64. The
-// relative error is below 1e-6. Equal elements give equal bits.
+// Returns the sum of the squares of `count` elements. It adds within blocks in float32, with
+// several independent sums, and adds up the blocks in float64. The relative error is below 1e-6.
+// Equal elements give bitwise equal results.
 double SquaredNorm(const void* data, uint64_t count, kf_dtype dtype);
-// Returns the CPU time that this thread has used.
+// Returns the CPU time that this thread has used, in seconds.
 double ThreadCpuSeconds();
 
 }  // namespace kungfu::monitoring

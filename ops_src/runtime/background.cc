@@ -23,8 +23,9 @@ std::atomic<uint32_t> delay_ms{0};
 
 }  // namespace
 
-// An operation and its memory. The owner changes under the mutex: first the thread that starts it, then the queue, then
-// the background thread while it runs, and at the end the waiting thread.
+// An operation and its memory. Four owners use it in turn, and each change happens under the mutex:
+// the thread that starts it, the queue, the background thread while it runs the operation, and the
+// waiting thread.
 struct Background::Pending : KeptOperation {
   enum class State { kQueued, kRunning, kEnded };
 
@@ -63,14 +64,15 @@ struct Background::Pending : KeptOperation {
       error = Error(KF_INTERNAL, thrown.what());
     }
     ran_on = communicator;
-    communicator.reset();  // this object may be kept for its memory, and must not keep the communicator's segment
+    communicator.reset();  // this object may be kept so that its memory can be reused, but must not keep the
+                           // communicator's segment
   }
 
   char* ResultsOrGiveUp() {
     try {
       return results.Get(bytes);
     } catch (const Error& no_memory) {
-      communicator->GiveUp(no_memory);  // the other ranks wait for this rank's contribution
+      communicator->GiveUp(no_memory);  // the other ranks are waiting for this rank's contribution
       throw;
     }
   }
@@ -83,7 +85,7 @@ struct Background::Pending : KeptOperation {
     }
     if (!equal)
       throw Error(KF_INVALID,
-                  Text("all_reduce \"", name, "\": the tensors of the wait differ from the tensors of the start"));
+                  Text("all_reduce \"", name, "\": the tensors passed to wait differ from those passed to start"));
   }
 
   void CopyOut(const kf_started& started) const {
@@ -96,14 +98,16 @@ struct Background::Pending : KeptOperation {
 
   std::shared_ptr<Communicator> communicator;  // set until the operation has run
   std::weak_ptr<Communicator> ran_on;
-  Memory inputs, results;  // memory for the tensors; results may go to the waiting caller's outputs instead
+  Memory inputs, results;  // memory for the tensors; the results may go directly to the waiting caller's outputs
+                           // instead
   size_t bytes = 0;        // size of `inputs` and of `results`
   std::optional<Error> error;
-  uint32_t generation = 0;  // the generation in which the operation ended
+  uint32_t generation = 0;  // the generation in which the operation has ended
 
   State state = State::kQueued;  // guarded by mutex_
   bool waited_for = false;       // guarded by mutex_; true while a caller waits for it in Wait
-  bool to_outputs = false;       // set before the operation runs
+  bool to_outputs = false;       // whether the results go to the waiting caller's outputs; set before the operation
+                                 // runs
   uint64_t ticket = 0;
 };
 
@@ -112,7 +116,7 @@ Background::~Background() { Stop(); }
 uint64_t Background::Start(std::shared_ptr<Communicator> communicator, const Operation& operation) {
   KUNGFU_CHECK(operation.kind == Kind::kAllReduce, NameOf(operation.kind), " can't be started in the background");
   Validate(operation, communicator->size());
-  RequireMemory(operation, /*inputs=*/true, /*outputs=*/false);  // Wait gets the outputs
+  RequireMemory(operation, /*inputs=*/true, /*outputs=*/false);  // the caller passes the outputs to `Wait`
   if (communicator->size() == 1) {
     communicator->Run(operation);
     return 0;
@@ -137,8 +141,9 @@ uint64_t Background::Start(std::shared_ptr<Communicator> communicator, const Ope
   return pending->ticket;
 }
 
-// Returns the last operation with this name and dtype if no caller needs it any more, to reuse its memory. Otherwise
-// returns a new one. The ticket of the last operation becomes void in both cases.
+// Reuses the last operation with this name and dtype, and its memory, if no caller needs the
+// operation any more. Otherwise returns a new operation. In both cases, the ticket of the last
+// operation becomes void.
 Background::PendingPtr Background::NewPending(const std::string& key) {
   std::lock_guard<std::mutex> guard(mutex_);
   const auto found = by_key_.find(key);
@@ -180,7 +185,8 @@ void Background::Wait(const kf_started* started, size_t num_started) {
     const TraceSpan span(Trace::What::kProgram, "wait for reductions");
     for (size_t i = 0; i < num_started; i++) {
       if (all[i] == nullptr) continue;
-      // Wait for every operation, even after a failure, because the thread may write to the outputs until it has ended.
+      // Wait for every operation, even after a failure. The thread may write to an operation's
+      // outputs until the operation has ended.
       WaitFor(*all[i]);
       if (!error) error = all[i]->error;
     }
@@ -199,8 +205,8 @@ void Background::Wait(const kf_started* started, size_t num_started) {
   if (error) throw Error(*error);
 }
 
-// Repeats operations, so that all end in the same generation. All must have ended without an error. Returns the error
-// of a repetition.
+// Repeats operations, so that all of them end in the same generation. All operations must have
+// ended without an error. If a repetition fails, returns its error.
 std::optional<Error> Background::Settle(const std::vector<PendingPtr>& all) {
   std::shared_ptr<Communicator> communicator;
   std::vector<Operation> operations;
@@ -233,8 +239,9 @@ void Background::WaitFor(Pending& pending) {
   Traffic::Get().CountWait(began);
 }
 
-// Starts the thread if there is none. `lock` locks mutex_. If a Stop is running, the old thread must end first: two
-// threads would run operations out of order, and a thread whose `stopping_` was reset would never end.
+// Starts the thread if there is none. `lock` holds mutex_. If a Stop is in progress, the old thread
+// must end first. Otherwise two threads would run operations out of order. Also, the old thread
+// would never end if `stopping_` were reset.
 void Background::EnsureThread(std::unique_lock<std::mutex>& lock) {
   stopped_.wait(lock, [this] { return !stopping_; });
   if (thread_ != nullptr) return;
@@ -242,7 +249,8 @@ void Background::EnsureThread(std::unique_lock<std::mutex>& lock) {
 }
 
 void Background::Loop() {
-  // Run on all cores of the process. A thread of MindSpore has started this thread, and may be bound to one core.
+  // Run on all of the process's cores. This thread inherits its cores from a thread of MindSpore,
+  // which may be bound to one core.
   cpu_set_t cores;
   if (sched_getaffinity(getpid(), sizeof cores, &cores) == 0) sched_setaffinity(0, sizeof cores, &cores);
 
@@ -265,12 +273,13 @@ void Background::Loop() {
 
 void Background::Stop() noexcept {
   if (process_.IsCopy()) {
-    // The state that is shared with the thread may be locked, by a thread that doesn't exist in this process.
+    // In a forked child, the lock on the shared state may still be held by a thread that exists
+    // only in the parent.
     (void)thread_.release();
     return;
   }
   std::unique_lock<std::mutex> lock(mutex_);
-  stopped_.wait(lock, [this] { return !stopping_; });  // another Stop
+  stopped_.wait(lock, [this] { return !stopping_; });  // another call of `Stop` may be running
   if (thread_ == nullptr) return;
   stopping_ = true;
   queued_.notify_all();

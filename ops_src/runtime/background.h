@@ -1,4 +1,5 @@
-// Runs operations while their caller does other work: one call starts an operation, and another call waits for it.
+// Runs operations while their caller does other work. One call starts an operation, and another
+// call waits for it.
 #ifndef KUNGFU_RUNTIME_BACKGROUND_H_
 #define KUNGFU_RUNTIME_BACKGROUND_H_
 
@@ -20,29 +21,32 @@
 
 namespace kungfu {
 
-// One thread that runs operations in the order of their starts. This order must be the same at all ranks, as with
-// blocking calls. One rank may start an operation here while another rank makes a blocking call, if the order is the
-// same.
+// One thread that runs operations in the order in which they were started. This order must be the
+// same on all ranks, as with blocking calls. If the order is the same, one rank may start an
+// operation here while another rank makes a blocking call.
 //
-// Ownership. Start copies the inputs into memory of the pending operation, because MindSpore frees a failed graph's
-// tensors at any time, without notice to a kernel. The caller's outputs are written only inside Wait, where the waiting
-// caller keeps them alive. If the thread begins the operation during Wait, it writes the outputs directly. Otherwise it
-// writes the results into memory of the pending operation, and Wait copies them. The inputs stay intact until Wait has
-// returned, so that the operation can be repeated without a failed rank.
+// Ownership. `Start` copies the inputs into memory of the pending operation, because MindSpore may
+// free a failed graph's tensors at any time without notifying a kernel. The caller's outputs are
+// written only during `Wait`, because the waiting caller keeps them alive. If the thread begins the
+// operation during `Wait`, it writes directly to the outputs. Otherwise it writes the results into
+// memory of the pending operation, and `Wait` copies them. The copied inputs stay intact until
+// `Wait` has returned, so that the operation can be repeated without a failed rank.
 //
-// Costs. Start copies the inputs once, and Wait copies the results at most once. Twice the operation's bytes stay
-// allocated while this object lives. The memory is kept for the next operation of the same name, because new pages from
-// the system cost more than the copies. In a cluster of one there are no such costs: Start does the same as a blocking
-// call.
+// Costs. `Start` copies the inputs once, and `Wait` copies the results at most once. Memory for
+// twice the operation's bytes stays allocated while this object lives. The next operation with the
+// same name reuses the memory, because new pages from the system cost more than the copies. A
+// cluster of one rank has none of these costs, because `Start` does the same as a blocking call.
 //
-// Operations of one wait end with the same ranks. If a rank failed between two of them, the waiting thread repeats the
-// earlier ones without that rank, from the copied inputs.
+// All operations of one `Wait` end with the same ranks. If a rank failed between two of them, the
+// waiting thread repeats the earlier ones without that rank, from the copied inputs.
 //
-// If no caller waits for an operation because its step failed, the operation still runs, because the other ranks need
-// this rank's contribution. It is freed when the next operation with its name and dtype starts.
+// If a step fails, no caller waits for its operations. They still run, because the other ranks need
+// this rank's contribution. Such an operation is freed when the next operation with its name and
+// dtype starts.
 //
-// Thread-safe. The thread is started by the first operation that needs it, and ends in Stop. It sleeps while there is
-// no operation. A forked child has no such thread: it can't start operations, and Stop does nothing there.
+// Thread-safe. The first operation that needs the thread starts it. The thread sleeps while there
+// is no operation, and ends in `Stop`. A forked child has no such thread. It can't start
+// operations, and `Stop` does nothing there.
 class Background {
  public:
   Background() = default;
@@ -50,16 +54,19 @@ class Background {
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
-  // Starts an all-reduce; no other operation is supported. Returns the ticket for Wait. Returns 0 in a cluster of one,
-  // where Start writes the outputs. In larger clusters it doesn't use the outputs. Throws Error.
+  // Starts an all-reduce (no other operation is supported), and returns its ticket for `Wait`. In a
+  // cluster of one rank, writes the outputs and returns 0. In a larger cluster, doesn't use the
+  // outputs. Throws Error.
   uint64_t Start(std::shared_ptr<Communicator> communicator, const Operation& operation);
-  // Waits until all these operations have ended and their results are in the given outputs. Throws the error of the
-  // first failed operation. A ticket is valid for one call, with the tensors of its start.
+  // Waits until all these operations have ended and their results are in the given outputs. If an
+  // operation failed, throws the error of the first one. A ticket is valid for one call. The
+  // tensors must be those that were passed to `Start`.
   void Wait(const kf_started* started, size_t num_started);
-  // Ends the thread after the queued operations. To avoid the wait, close the communicators first. A concurrent Start
-  // waits until the thread has ended.
+  // Ends the thread after it has run the queued operations. To avoid waiting for them, close the
+  // communicators first. If another thread calls `Start` meanwhile, `Start` waits until the thread
+  // has ended.
   void Stop() noexcept;
-  // Whether this object is a forked child's copy, which can't be used.
+  // Returns true if this object is a forked child's copy, which can't be used.
   bool IsCopy() const { return process_.IsCopy(); }
 
  private:
@@ -77,15 +84,16 @@ class Background {
   std::condition_variable ended_;
   std::condition_variable stopped_;
   std::deque<PendingPtr> queue_;                        // guarded by mutex_
-  std::unordered_map<std::string, PendingPtr> by_key_;  // guarded by mutex_; the last operation of each name and dtype
-  std::unordered_map<uint64_t, PendingPtr> by_ticket_;  // guarded by mutex_; operations that aren't waited for yet
+  std::unordered_map<std::string, PendingPtr> by_key_;  // guarded by mutex_; the last operation with each name and
+                                                        // dtype
+  std::unordered_map<uint64_t, PendingPtr> by_ticket_;  // guarded by mutex_; operations that no caller waits for yet
   uint64_t last_ticket_ = 0;                            // guarded by mutex_
   bool stopping_ = false;                               // guarded by mutex_
   std::unique_ptr<std::thread> thread_;                 // guarded by mutex_
   const OneProcess process_;
 };
 
-// For tests: makes each all-reduce of the C ABI take this much longer. Zero, the default, costs one load.
+// For tests: adds this delay to each all-reduce of the C ABI. The default, zero, costs one load.
 void SetDelayForTests(uint32_t milliseconds);
 void DelayForTests();
 

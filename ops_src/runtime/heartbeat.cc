@@ -30,7 +30,8 @@ Heartbeat::~Heartbeat() {
 
 void Heartbeat::Follow(std::shared_ptr<Communicator> communicator) {
   if (shared_ != nullptr && process_->IsCopy()) {
-    shared_ = nullptr;  // the copied thread's reference keeps the object alive: its lock may be held
+    shared_ = nullptr;  // the copied reference of the parent's thread keeps the object alive, because its lock may be
+                        // held
   }
   if (shared_ != nullptr) {
     std::lock_guard<std::mutex> guard(shared_->mutex);

@@ -1,4 +1,5 @@
-// Notifies the launcher that this process runs, whatever its other threads are doing.
+// Notifies the launcher that this process is running, whatever the process's other threads are
+// doing.
 #ifndef KUNGFU_RUNTIME_HEARTBEAT_H_
 #define KUNGFU_RUNTIME_HEARTBEAT_H_
 
@@ -10,22 +11,24 @@
 
 namespace kungfu {
 
-// A thread that calls Communicator::Beat ten times a second. If the process is stopped, or the kernel doesn't schedule
-// it, the heartbeats stop. They continue while the process compiles or evaluates for minutes.
+// A thread that calls Communicator::Beat ten times per second. The heartbeats stop if the process
+// is stopped or if the kernel doesn't schedule it. They continue if the process compiles or
+// evaluates for minutes.
 //
-// Not thread-safe. A forked child has no such thread. Its communicator of one rank needs none. If the child becomes a
-// member later, it gets its own thread.
+// Not thread-safe. A forked child has no such thread, and needs none for its communicator of one
+// rank. If the child becomes a member of a cluster later, it gets its own thread.
 class Heartbeat {
  public:
   ~Heartbeat();
-  // Sends heartbeats for this communicator from now on.
+  // From now on, sends heartbeats for this communicator.
   void Follow(std::shared_ptr<Communicator> communicator);
 
  private:
   struct Shared;
-  // Shared with the thread, which is never joined, because a process may end or fork at any time.
+  // The state that this object shares with its thread. The thread is never joined, because the
+  // process may end or fork at any time.
   std::shared_ptr<Shared> shared_;
-  std::optional<OneProcess> process_;  // the process in which the thread runs
+  std::optional<OneProcess> process_;  // the process in which the thread is running
 };
 
 }  // namespace kungfu

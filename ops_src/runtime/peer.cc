@@ -17,14 +17,14 @@ Peer& Peer::Get() {
 
 namespace {
 
-// Make the peer when the library is loaded, so that no fork can happen while it is being made.
+// Create the peer when the library is loaded, so that no fork can happen while it is being created.
 [[maybe_unused]] const Peer& made = Peer::Get();
 
 }  // namespace
 
 Peer::Peer() : current_(std::make_shared<LoneCommunicator>()), background_(new Background) {
-  // A forked child may ask for its rank, so it must find the lock free. No thread waits for anything else while it
-  // holds the lock.
+  // A forked child may ask for its rank, so the lock must be free in the child. No thread waits for
+  // anything else while it holds the lock.
   pthread_atfork([] { Get().mutex_.lock(); }, [] { Get().mutex_.unlock(); }, [] { Get().mutex_.unlock(); });
 }
 
@@ -43,8 +43,8 @@ std::shared_ptr<Communicator> Peer::Current() {
 
 void Peer::SetJoinHandler(JoinHandler handler) {
   std::lock_guard<std::mutex> guard(mutex_);
-  join_handler_.swap(handler);  // the previous handler is destroyed after the lock is released, because that may wait
-                                // for Python
+  join_handler_.swap(handler);  // the previous handler is destroyed after the lock is released, because destroying it
+                                // may wait for Python
   joins_later_.store(join_handler_ != nullptr, std::memory_order_release);
 }
 
@@ -58,7 +58,7 @@ std::string Peer::WithClaim(const char* layout) {
   return claim_ + (layout == nullptr ? "" : layout);
 }
 
-// Never destroyed, like the peer. Made at its first use, which may be in a forked child.
+// Never destroyed, like the peer. The first call creates it, possibly in a forked child.
 store::PeerStore& Peer::store() {
   static auto* const store = new store::PeerStore([] {
     const auto communicator = Get().Current();
@@ -80,7 +80,8 @@ void Peer::JoinHosts(int local, int control_segment, int requests, int models, c
                                                           std::make_shared<shm::Segment>(control_segment), requests,
                                                           places, rank, address, has_state, options);
   const uint64_t version = next->cluster_version();
-  // Added before any thread uses the new version, and removed when no thread uses the old one any more.
+  // The other hosts are added before any thread uses the new version. They are removed when no
+  // thread uses the old version any more.
   store().AddOtherHosts(version, std::make_shared<store::OtherHosts>(models, places, rank, options.collective_timeout));
   try {
     Enter(next);
@@ -97,16 +98,18 @@ void Peer::JoinHosts(int local, int control_segment, int requests, int models, c
 template <typename Next>
 void Peer::Enter(const std::shared_ptr<Next>& next) {
   {
-    // A rank with a slot must send heartbeats from now on, even while it waits for the other ranks.
+    // From now on, a rank with a slot must send heartbeats, even while it waits for the other
+    // ranks.
     std::lock_guard<std::mutex> guard(mutex_);
     heartbeat_.Follow(next);
   }
   try {
     next->Assemble();
   } catch (...) {
-    // If the members recover from failures, they wait until this rank is marked as failed, and for nothing else. If it
-    // "left" instead, all of them would give up. Its heartbeat stays in the version in which it failed, and stops there
-    // (see GiveUp). So the launcher ends the process if the process doesn't end on its own.
+    // If the members recover from failures, they wait only until this rank is marked as failed. If
+    // this rank left instead, all of them would give up. Its heartbeat stays in the cluster version
+    // in which it failed, and stops there (see GiveUp). So the launcher ends the process if the
+    // process doesn't end on its own.
     if (next->recovers()) throw;
     {
       std::lock_guard<std::mutex> guard(mutex_);
@@ -157,7 +160,7 @@ void Peer::Install(std::shared_ptr<Communicator> next, const std::string& why_st
 ResizeOutcome Peer::Resize(uint32_t size) {
   const auto communicator = Current();
   if (size < 1) throw Error(KF_INVALID, "resize to 0: a cluster has at least 1 rank");
-  // If one rank calls alone, it waits here, and its user sees this name in the log.
+  // If only one rank calls resize, it waits here. The log then shows this name to the user.
   const auto asked = GatherLiving(*communicator, "kungfu/resize (all ranks must call it)", size);
   for (const uint32_t r : asked.members) {
     if (asked.rows[r] == size) continue;
@@ -182,7 +185,7 @@ ResizeOutcome Peer::Resize(uint32_t size) {
 
 void Peer::SetResizeHandler(ResizeHandler handler) {
   std::lock_guard<std::mutex> guard(mutex_);
-  resize_handler_.swap(handler);  // see SetJoinHandler
+  resize_handler_.swap(handler);  // destroyed after the lock is released, as in SetJoinHandler
 }
 
 }  // namespace kungfu

@@ -15,7 +15,8 @@
 namespace kungfu {
 namespace {
 
-// The maximum CPU use between two calls, as a fraction of one core. Threads that wake up on a timer use less.
+// The maximum CPU use between two calls, as a fraction of one core. Threads that only wake up on a
+// timer use less than this.
 constexpr double kMostUsed = 0.1;
 
 std::chrono::nanoseconds UsedBy(clockid_t clock) {
@@ -24,12 +25,12 @@ std::chrono::nanoseconds UsedBy(clockid_t clock) {
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
-// Returns the thread's state, 'S' if it sleeps, or 0 if it can't be read.
+// Returns the thread's state ('S' if the thread sleeps), or 0 if the state can't be read.
 char StateOf(const std::string& task) {
   std::ifstream file(task + "/stat");
   std::string text;
   std::getline(file, text);
-  const size_t end = text.rfind(')');  // the end of the thread's name, which may contain brackets
+  const size_t end = text.rfind(')');  // the end of the thread's name, because the name may itself contain brackets
   return end == std::string::npos || end + 2 >= text.size() ? '\0' : text[end + 2];
 }
 
@@ -47,7 +48,8 @@ int64_t SwitchesOf(const std::string& task) {
 
 }  // namespace
 
-// A thread that ends between the listing and the reading counts as not sleeping, because it has just run.
+// If a thread ends after its folder was listed but before its state is read, it counts as not
+// sleeping, because it has just run.
 bool Stillness::AllSleep(const std::vector<pid_t>& waiting) const {
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(tasks_.c_str()), closedir);
   if (folder == nullptr) return false;

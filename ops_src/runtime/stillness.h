@@ -1,4 +1,4 @@
-// Detects that this process stands still, which means that all its threads sleep.
+// Detects that this process stands still, that is, that all its threads sleep.
 #ifndef KUNGFU_RUNTIME_STILLNESS_H_
 #define KUNGFU_RUNTIME_STILLNESS_H_
 
@@ -11,14 +11,17 @@
 
 namespace kungfu {
 
-// Reads the threads' states from /proc. If a state can't be read, the process doesn't stand still. Not thread-safe.
+// Reads the threads' states from /proc. If a state can't be read, the process doesn't count as
+// standing still. Not thread-safe.
 class Stillness {
  public:
   explicit Stillness(std::string tasks = "/proc/self/task") : tasks_(std::move(tasks)) {}
 
-  // Returns whether no thread runs now or has used more than a little of a core since the last call. To be called at
-  // short intervals. Ignores the calling thread and the threads in `waiting`, which wake up regularly. If the main
-  // thread isn't in `waiting`, `main_waits` must be true, and the main thread must not have run since the last call.
+  // Returns true if the process stands still: no thread is running now, and the threads have used
+  // at most kMostUsed of a core since the last call. Call it at short intervals. It ignores the
+  // calling thread and the threads in `waiting`, which wake up regularly. If the main thread isn't
+  // in `waiting`, `main_waits` must be true, and the main thread must not have run since the last
+  // call.
   bool Look(const std::vector<pid_t>& waiting, bool main_waits);
 
  private:
@@ -27,7 +30,7 @@ class Stillness {
   const std::string tasks_;
   std::chrono::steady_clock::time_point looked_{};
   std::chrono::nanoseconds used_{0};
-  int64_t main_awoke_ = -1;  // the main thread's context switches at the last call; -1 if unknown
+  int64_t main_awoke_ = -1;  // the number of the main thread's context switches at the last call; -1 if unknown
 };
 
 }  // namespace kungfu

@@ -22,7 +22,7 @@ void PartialSums::Add(const Tree& tree, uint32_t shard, const kf_tensor* tensors
                       bool borrow) {
   Node node = tree.NodeOf(shard);
   KUNGFU_CHECK(nodes_.count(node) == 0, "shard ", shard, " has been added before");
-  char* value = nullptr;  // null: the value is in the tensors
+  char* value = nullptr;  // null means that the value is still in the tensors
   if (share != 1) Copy(value = NewBuffer(), tensors, num_tensors, share);
   while (!(node == tree.Root())) {
     const auto sibling = nodes_.find(tree.Sibling(node));

@@ -1,4 +1,4 @@
-// The partial sums of one rank for one group of tensors.
+// The partial sums that one rank keeps for one group of tensors.
 #ifndef KUNGFU_SHARDS_PARTIAL_SUMS_H_
 #define KUNGFU_SHARDS_PARTIAL_SUMS_H_
 
@@ -13,25 +13,29 @@
 
 namespace kungfu::shards {
 
-// Sums tensors of one dtype, packed one after another. The memory is kept from step to step.
+// Sums tensors of one dtype, which are stored one after another. The memory is reused from step to
+// step.
 class PartialSums {
  public:
   void Begin(kf_dtype dtype, size_t elements);
-  // Adds a shard, multiplied by `share`. If the shard's sibling in the tree is present, the two are added, and so on up
-  // the tree. Otherwise the shard is copied. With `borrow`, a shard without a sibling isn't copied: it stays in the
-  // tensors until Keep.
+  // Adds a shard, multiplied by `share`. If the shard's sibling in the tree is present, the two are
+  // added. Their sum is then added to its own sibling if that is present, and so on up the tree. A
+  // shard without a sibling is copied, unless `borrow` is true. With `borrow`, it stays in the
+  // tensors until `Keep` is called.
   void Add(const Tree& tree, uint32_t shard, const kf_tensor* tensors, size_t num_tensors, double share, bool borrow);
-  // Copies the shard that was borrowed from these tensors.
+  // Copies the shard that an earlier `Add` borrowed from these tensors.
   void Keep(const kf_tensor* tensors, size_t num_tensors);
 
   size_t elements() const { return elements_; }
-  // The present nodes of the tree, each with its memory, or null if it is borrowed.
+  // The tree nodes that are present, each with its memory. The memory is null if the node is
+  // borrowed.
   const std::map<Node, char*>& nodes() const { return nodes_; }
 
  private:
   char* NewBuffer();
   void Copy(char* to, const kf_tensor* tensors, size_t num_tensors, double share) const;
-  // Computes `to` = left + right, where one side is `to` and the other side is the tensors.
+  // Computes `to` = left + right. One of the two operands is `to` itself, and the other one is in
+  // the tensors.
   void AddTensors(char* to, const kf_tensor* tensors, size_t num_tensors, bool tensors_left) const;
 
   kf_dtype dtype_ = KF_FLOAT32;

@@ -11,8 +11,8 @@ Partition::Partition(uint32_t shards, const Members& members, const std::vector<
   const std::vector<uint32_t>& speeds = weights.empty() ? even : weights;
   KUNGFU_CHECK(speeds.size() == members.size(), speeds.size(), " weights for ", members.size(), " members");
   KUNGFU_CHECK(std::all_of(speeds.begin(), speeds.end(), [](uint32_t s) { return s > 0; }), "a weight is 0");
-  // Assign shards one by one, each to the member that would finish it first. The first shards go to members that have
-  // none.
+  // Assign the shards one by one. Each shard goes to the member that would finish it first. The
+  // first shards go to members that have no shard yet.
   std::vector<uint64_t> counts(members.size());
   for (uint32_t shard = 0; shard < shards; shard++) {
     size_t best = shard < members.size() ? shard : 0;

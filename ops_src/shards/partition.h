@@ -1,5 +1,5 @@
-// Determines which member computes which shard of a step. A pure function: ranks with the same inputs get the same
-// result.
+// Determines which member computes which shards in a step. The result depends only on the inputs,
+// so ranks with the same inputs get the same result.
 #ifndef KUNGFU_SHARDS_PARTITION_H_
 #define KUNGFU_SHARDS_PARTITION_H_
 
@@ -15,16 +15,17 @@ namespace kungfu::shards {
 class Partition {
  public:
   Partition() = default;
-  // Assigns contiguous blocks of shards in the order of `members`. If there are enough shards, each member gets at
-  // least one. Otherwise the first members get one each. `weights` are the members' speeds; if it is empty, they are
-  // equal. The blocks minimize the time at which the slowest member finishes.
+  // Assigns contiguous blocks of shards in the order of `members`. If there are enough shards, each
+  // member gets at least one. Otherwise each of the first members gets one. `weights` contains the
+  // members' speeds. If it is empty, the speeds are equal. The blocks minimize the time at which
+  // the slowest member finishes.
   Partition(uint32_t shards, const Members& members, const std::vector<uint32_t>& weights);
 
-  // Removes `rank`, which has failed, and assigns its shards to the other members, as evenly as possible, in addition
-  // to their own shards.
+  // Removes `rank`, which has failed. Distributes its shards over the other members as evenly as
+  // possible, in addition to the shards that they already have.
   void Lose(uint32_t rank);
 
-  // Returns the rank's shards. Empty if the rank isn't a member.
+  // Returns the rank's shards, or an empty list if the rank isn't a member.
   const Shards& Of(uint32_t rank) const;
 
  private:

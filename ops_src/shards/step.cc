@@ -15,7 +15,7 @@
 namespace kungfu::shards {
 namespace {
 
-// Returns how the members' nodes of the tree add up to the root.
+// Returns which tree nodes the members contribute, and how these nodes add up to the root.
 Planes PlanesOf(const Tree& tree, const Partition& partition, const Members& members, uint32_t ranks, double divisor,
                 uint64_t hash) {
   Planes planes;
@@ -33,7 +33,8 @@ Planes PlanesOf(const Tree& tree, const Partition& partition, const Members& mem
     hash = Fnv1a(&rank, sizeof rank, hash);
   }
   planes.hash = hash;
-  // Walks down from the root, left child before right child. A node is added when both of its children are done.
+  // Walks down from the root, and visits the left child before the right child. A node is added as
+  // soon as both of its children are done.
   const auto add_up = [&](const auto& self, Node node) -> void {
     const auto found = numbers.find(node);
     if (found != numbers.end()) {
@@ -54,7 +55,8 @@ bool IsInPlace(const kf_group& group) {
                      [](const kf_tensor& tensor) { return tensor.count > 0 && tensor.input == tensor.output; });
 }
 
-// Returns the squared norm of the gradients in these groups: of the inputs, or of the outputs if the step has ended.
+// Returns the squared norm of the gradients in these groups. With `outputs`, takes the gradients
+// from the outputs, which is valid if the step has ended. Otherwise takes them from the inputs.
 double SquaredNormOf(const kf_group* groups, size_t num_groups, const void* loss, bool outputs) {
   double sum = 0;
   for (size_t k = 0; k < num_groups; k++) {
@@ -75,7 +77,7 @@ uint64_t ElementsOf(const kf_group& group) {
 
 }  // namespace
 
-// The all-reduce of one group, for any generation.
+// Builds the all-reduce of one group for any generation.
 class Step::Renewal : public Communicator::Renewable {
  public:
   Renewal(Step& step, const kf_group& group, const PartialSums& sums, double divisor, uint64_t hash)
@@ -167,7 +169,7 @@ void Step::TakeForHashes(uint32_t shard) { Arm(Taken::kForHashes, shard); }
 
 void Step::Arm(Taken taken, uint32_t shard) {
   std::lock_guard<std::mutex> guard(mutex_);
-  if (over_) throw Error(KF_INVALID, "no step of shards has begun");
+  if (over_) throw Error(KF_INVALID, "no sharded step has begun");
   const Shards missing = MissingHere();
   if (taken == Taken::kShard && std::find(missing.begin(), missing.end(), shard) == missing.end()) {
     throw Error(KF_INVALID,
@@ -232,7 +234,7 @@ void Step::Refuse(const char* name, bool gradients) const {
   if (inside == Inside::kNothing || (inside == Inside::kStep && !gradients)) return;
   throw Error(KF_INVALID,
               Text("\"", name,
-                   "\" can't run in a step of shards, because the workers compute different "
+                   "\" can't run in a sharded step, because the workers compute different "
                    "numbers of shards. ShardedStep reduces the gradients itself: pass forward_backward and "
                    "update without a KungFuGradReducer or KungFuAllReduce in them, and the optimizer itself"));
 }
@@ -242,7 +244,7 @@ void Step::RestoreStatistics() {
 }
 
 std::optional<Key> Step::NextKey() {
-  // Don't use taken_ here: if the computation of a shard fails, the shard stays taken.
+  // Don't check `taken_` here. If the computation of a shard fails, `taken_` stays set.
   const Inside inside = inside_.load(std::memory_order_relaxed);
   if (inside == Inside::kNothing) return std::nullopt;
   if (inside != Inside::kShard) {
@@ -275,7 +277,7 @@ bool Step::Bring(const kf_group* groups, size_t num_groups, const void* loss) {
   const Taken taken = std::exchange(taken_, Taken::kNothing);
   if (over_ || taken == Taken::kNothing) {
     throw Error(KF_INVALID,
-                "gradients were summed over shards outside of a ShardedStep, or a second time in one of its "
+                "gradients were summed over shards outside a ShardedStep, or a second time in one of its "
                 "shards; use a separate ShardedStep for each sum");
   }
   inside_.store(Inside::kStep, std::memory_order_relaxed);
@@ -302,7 +304,8 @@ bool Step::Bring(const kf_group* groups, size_t num_groups, const void* loss) {
     KUNGFU_CHECK(sums_[k].elements() == ElementsOf(all[k]), "shards have different numbers of elements");
     const bool is_norm = watched_ && k + 1 == all.size();
     const double share = shard_ + 1 == plan_.shards && !is_norm ? plan_.last : 1;
-    // If the operation is in place, a failed attempt has overwritten the inputs that the next attempt needs.
+    // If the operation is in place, a failed attempt has overwritten its inputs. The next attempt
+    // needs them, so they are copied.
     sums_[k].Add(tree_, shard_, all[k].tensors, all[k].num_tensors, share, /*borrow=*/!IsInPlace(all[k]));
   }
   if (taken == Taken::kShard) {
@@ -340,7 +343,8 @@ bool Step::Reduce(const std::vector<kf_group>& groups, size_t num_gradients) {
   return true;
 }
 
-// Computes the partition of each generation from the previous partition and the rank that failed between them.
+// Goes to a later generation. The partition of each generation follows from the previous partition
+// and from the rank that failed in between.
 void Step::MoveTo(uint32_t generation) {
   for (; generation_ < generation; generation_++) {
     const Members before = communicator_->MembersOf(generation_), after = communicator_->MembersOf(generation_ + 1);
@@ -353,8 +357,8 @@ void Step::MoveTo(uint32_t generation) {
   }
 }
 
-// Keeps the roots of groups that have ended while a later group still waits, because their memory belongs to this
-// launch only.
+// Keeps the roots of groups that have ended if a later group still waits, because the groups'
+// memory is valid only during this launch.
 void Step::KeepRoots(const std::vector<kf_group>& groups) {
   for (size_t k = roots_.size(); k < reduced_; k++) {
     std::vector<char>& root = roots_.emplace_back();
@@ -376,9 +380,9 @@ void Step::GiveRoots(const std::vector<kf_group>& groups) const {
   }
 }
 
-// Adds the step's own tensors to the groups. Statistics are added to the gradients of their dtype, which saves a sum.
-// If there are no such gradients or gradients aren't divided, the statistics are a group after all gradients. The norm
-// is the last group.
+// Adds the step's own tensors to the groups. Statistics are added to the gradient group of the same
+// dtype, which saves one reduction. If there is no such group, or if the gradients aren't divided,
+// the statistics form a group after all gradients. The last group is the norm.
 std::vector<kf_group> Step::WithOwn(const kf_group* groups, size_t num_groups) {
   std::vector<kf_group> all(groups, groups + num_groups);
   statistic_tensors_.assign(kNumDtypes, {});

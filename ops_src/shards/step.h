@@ -1,21 +1,22 @@
-// One rank's contribution to a step of shards.
+// One rank's contribution to a sharded step.
 //
-// 1. The step. Every member computes the same partition: it is a pure function of the number of
-// shards, the members, their weights, and the later failures. A member computes the gradients of
-// its shards one after another and adds each with Bring. Bring adds it to the member's partial
-// sums, as soon as two siblings of the tree (tree.h) are present. The call for the member's last
-// shard begins the sum over all ranks. Each rank contributes the few nodes that its shards add up
-// to (collectives/planes.h), and all ranks get the root.
+// 1. The step. Every member computes the same partition, because the partition depends only on the
+// number of shards, the members, their weights, and the later failures. A member computes the
+// gradients of its shards one after another, and adds each shard with Bring. As soon as two
+// siblings of the tree (tree.h) are present, Bring adds them up into one partial sum. The call for
+// the member's last shard begins the sum over all ranks. Each rank contributes the few nodes that
+// its shards add up to (collectives/planes.h), and all ranks get the root.
 // Test: ShardsStep.HasTheBitsOfOnePlainSum
 //
-// 2. A failure. The reduction of a generation ends with the contributions of all its members or not
-// at all. The outcome is the same at all survivors, as with every operation
-// (host/failure_rules.cc). A rank has contributed if it fails after all its nodes are published.
+// 2. A failure. The reduction of a generation ends either with the contributions of all its members
+// or not at all. The outcome is the same on all survivors, as with every operation
+// (host/failure_rules.cc). A rank that fails after all its nodes are published has contributed.
 // Otherwise all survivors go to the next generation. Its partition follows from the previous one:
-// the failed rank's shards are assigned to the other members. A rank with new shards isn't ready
-// for that generation: Bring returns "more", and the caller computes and adds these shards. The
-// other ranks wait for it in that generation. A second failure is handled in the same way. Sums
-// stay until the step has ended, so only the failed rank's shards are computed again.
+// the failed rank's shards are assigned to the other members. A rank that gets new shards isn't
+// ready for that generation. Bring returns "more" on this rank, and the caller computes and adds
+// the new shards. The other ranks wait for it in that generation. A second failure is handled in
+// the same way. Sums stay until the step has ended, so only the failed rank's shards are computed
+// again.
 // Test: ShardsFailures.AStepIsWholeWhereverOneFails
 // Test: ShardsFailures.AStepIsWholeWhereverTwoFail
 //
@@ -23,36 +24,36 @@
 // all its shards. So a waiting rank has no shards left, and a rank with shards left doesn't wait.
 // Test: ShardsFailures.AStepIsWholeWhereverOneFails
 //
-// 4. The groups of a step (dtypes, moving statistics) are reduced one after another. Each starts in
-// the generation in which the previous group has ended. Groups may end in different generations,
-// because the root doesn't depend on which rank added which shard. No output is valid before all
-// groups have ended.
+// 4. The groups of a step (gradients by dtype, moving statistics) are reduced one after another.
+// Each group starts in the generation in which the previous group has ended. Groups may end in
+// different generations, because the root doesn't depend on which rank added which shard. No output
+// is valid before all groups have ended.
 // Test: ShardsFailures.AStepIsWholeWhereverTwoFail
 //
-// 5. The bits of a root depend only on the shards' gradients. The tree is fixed. Each node is left
-// plus right, rounded to the dtype in which it is sent. The first shard is copied, never added to
-// zeros. All additions use the same float environment.
+// 5. The bits of a root depend only on the shards' gradients. The tree is fixed. Each node is the
+// left child plus the right child, rounded to the dtype in which the node is sent. The first shard
+// is copied and never added to zeros. All additions use the same float environment.
 // Test: ShardsTree.AnyAssignmentInAnyOrderHasTheBitsOfOnePlainSum
 //
 // 6. If gradients are watched (monitoring/gradient_norms.h), the squared norm of each shard's
-// gradients goes through the tree as one more number. So all ranks get the same mean of the norms,
-// under any partition.
+// gradients goes through the tree as one additional number. So all ranks get the same mean of the
+// norms, whatever the partition is.
 // Test: ShardsStep.MeasuresTheGradientsOfItsShardsAndTheirMean
 //
-// 7. An update may run after Bring even if the step hasn't ended: in a framework's graph, a branch
-// around the update costs more than the update. The caller must declare this first, with the memory
-// that the update writes to (UpdateFollows). If Bring returns "more", it first copies that memory
-// and fills its outputs with zeros. UndoUpdate then restores the memory before anything else is
-// computed. The copy is complete, because Bring runs before the first write of the update. The
-// restoration is complete, because UndoUpdate runs after the graph has ended. In between, no
-// operation runs that other ranks would notice (Refuse), and no next step begins. If the caller
-// can't undo the update, training can't continue. A step that ends in its first Bring has none of
-// these costs.
+// 7. An update may run after Bring even if the step hasn't ended, because in a framework's graph, a
+// branch around the update costs more than the update itself. The caller must first declare this
+// with UpdateFollows, and name the memory that the update writes to. Before Bring returns "more",
+// it copies that memory and fills its outputs with zeros. UndoUpdate then restores the memory
+// before anything else is computed. The copy is complete, because Bring runs before the update's
+// first write. The restoration is complete, because UndoUpdate runs after the graph has ended. In
+// between, Refuse prevents every operation that other ranks would notice, and no next step begins.
+// If the caller can't undo the update, training can't continue. A step that ends in its first Bring
+// has none of these costs.
 // Test: ShardsStep.RefusesWhatDoesNotBelongToIt
 //
 // 8. Moving statistics are tensors that the computation of a shard changes. Each shard begins with
-// their values at the beginning of the step. When the step has ended, each has the value of its
-// root: the mean of its values after each shard.
+// the values that the statistics had at the beginning of the step. When the step has ended, each
+// statistic has the value of its root: the mean of its values after each shard.
 // Test: ShardsStep.HasTheBitsOfOnePlainSum
 #ifndef KUNGFU_SHARDS_STEP_H_
 #define KUNGFU_SHARDS_STEP_H_
@@ -74,28 +75,28 @@
 
 namespace kungfu::shards {
 
-// The values of a step that are equal at all members.
+// The values of a step that are equal on all members.
 struct Plan {
   uint32_t shards = 1;
-  double last = 1;                // the weight of the last shard, which may have fewer samples; all others have weight
-                                  // 1
+  double last = 1;                // the weight of the last shard, which may have fewer samples; all other shards have
+                                  // weight 1
   bool mean = true;               // whether the root is divided by the sum of the shards' weights
-  std::vector<uint32_t> weights;  // the speed of each rank; empty: all speeds are equal
-  uint64_t seed = 0, step = 0;    // determine the shards' random numbers
+  std::vector<uint32_t> weights;  // the speed of each rank; if empty, all speeds are equal
+  uint64_t seed = 0, step = 0;    // they determine the shards' random numbers
 };
 
 // The values that, together with an element's index, determine the random numbers of one draw.
 //
-// `place` identifies the layer that draws: it is the number of earlier draws since the computation of the shard began.
-// A program draws in the same order everywhere: on new and old workers, and in both of MindSpore's modes. If a layer
-// got a number when it was created, the number would depend on what else the process has created. A layer that is
-// called twice draws twice.
+// `place` identifies the layer that draws. It is the number of draws since the computation of the
+// shard began. A program draws in the same order everywhere: on new and old workers, and in both of
+// MindSpore's modes. A number that a layer got when it was created would depend on what else the
+// process has created. A layer that is called twice draws twice.
 struct Key {
   uint64_t seed, step;
   uint32_t shard, place;
 };
 
-// A moving statistic. Its memory must stay valid during the whole step.
+// A moving statistic. The memory must stay valid during the whole step.
 struct Statistic {
   kf_dtype dtype;
   void* data;
@@ -108,48 +109,54 @@ struct Written {
   size_t bytes;
 };
 
-// Thread-safe. But only one caller may run a step: if a second caller calls Begin during the step, another step begins.
+// Thread-safe. But only one caller may run a step. If a second caller calls Begin during a step,
+// another step begins.
 class Step {
  public:
-  // Returns the one step of this process. It is never destroyed.
+  // Returns the single step object of this process. It is never destroyed.
   static Step& Get();
 
   void Begin(std::shared_ptr<Communicator> communicator, const Plan& plan, const std::vector<Statistic>& statistics);
 
-  // Returns the shards that this rank must still add, by its current partition.
+  // Returns the shards that this rank must still add, according to its current partition.
   Shards Missing() const;
   // Declares that the next Bring adds this shard's gradients.
   void Take(uint32_t shard);
-  // Declares that the next Bring adds nothing: this rank has no shards left, and only needs the root.
+  // Declares that the next Bring adds nothing. This rank has no shards left, and only needs the
+  // root.
   void TakeNone();
-  // Declares that the next Bring only computes hashes of the gradients: see Hashes.
+  // Declares that the next Bring only computes hashes of the gradients. See Hashes.
   void TakeForHashes(uint32_t shard);
 
-  // Declares that an update runs after the next Bring, whatever Bring returns. `where` returns the memory that the
-  // update writes to. Bring calls it on its own thread if the update must be undone.
+  // Declares that an update runs after the next Bring, whatever Bring returns. `where` returns the
+  // memory that the update writes to. If the update must be undone, Bring calls `where` on the
+  // thread that called Bring.
   void UpdateFollows(std::function<std::vector<Written>()> where);
-  // Restores the memory that the update has written, unless the step has ended. Call it after the update.
+  // Restores the memory that the update has written to, unless the step has ended. Call it after
+  // the update.
   void UndoUpdate();
 
-  // Adds gradients. Returns true if the step has ended and the outputs of `groups` hold the root. Returns false if
-  // Missing() has more shards. The groups must be the same in each call, except for their memory. `loss` is the input
-  // of the one tensor that isn't a gradient.
+  // Adds gradients. Returns true if the step has ended, so that the outputs of `groups` hold the
+  // root. Returns false if Missing() returns more shards. The groups must be the same in each call,
+  // except for their memory. `loss` is the input of the one tensor that isn't a gradient.
   bool Bring(const kf_group* groups, size_t num_groups, const void* loss = nullptr);
-  // Returns the result of the last Bring, for a caller that runs after a graph.
+  // Returns what the last Bring returned, for a caller that runs after a graph.
   bool Over() const;
-  // Ends the step, after the update. From Begin to End, gradients can't be reduced in any other way. While a shard is
-  // computed, no operation can run, because ranks compute different numbers of shards. Refuse throws if an operation
-  // called `name` can't run now.
+  // End ends the step. Call it after the update. Between Begin and End, gradients can't be reduced
+  // in any other way. While a shard is computed, no operation can run, because ranks compute
+  // different numbers of shards. Refuse throws if an operation called `name` can't run now.
   void End() { inside_.store(Inside::kNothing, std::memory_order_relaxed); }
   void Refuse(const char* name, bool gradients) const;
-  // Returns the members of the next step that begins with `communicator`: without the ranks that failed in its last
-  // step.
+  // Returns the members of the next step that begins with `communicator`. Ranks that failed in the
+  // communicator's last step are left out.
   Members MembersNow(const Communicator& communicator) const;
-  // Returns the seconds that this rank has computed since Begin, from Take to Bring, and the number of shards.
+  // Returns for how many seconds this rank has computed since Begin (from Take to Bring each time),
+  // and the number of shards that it has computed.
   std::pair<double, uint32_t> Pace() const;
-  // Returns the key of the next draw for the current shard, or none outside of a step. Throws in the update.
+  // Returns the key of the current shard's next draw, or none outside a step. Throws during the
+  // update.
   std::optional<Key> NextKey();
-  // Returns a hash of the bits of each tensor in the Bring after TakeForHashes.
+  // Returns a hash of the bits of each tensor that was passed to the Bring after TakeForHashes.
   std::vector<uint64_t> Hashes() const;
 
  private:
@@ -180,27 +187,28 @@ class Step {
   Plan plan_;
   Tree tree_{1};
   Partition partition_;
-  uint32_t generation_ = 0;  // generation of `partition_`; before Begin, the one in which the last step ended
+  uint32_t generation_ = 0;  // the generation of `partition_`; before Begin, the generation in which the last step
+                             // ended
   std::vector<bool> brought_;
   Taken taken_ = Taken::kNothing;
   uint32_t shard_ = 0;
   uint32_t draws_ = 0;  // number of draws for the taken shard
-  bool begun_ = false;  // Bring has been called in this step
+  bool begun_ = false;  // whether Bring has been called in this step
   bool over_ = true;
   size_t reduced_ = 0;  // number of groups whose root is known
   std::vector<PartialSums> sums_;
-  std::vector<std::vector<char>> roots_;  // roots of groups that ended in an earlier call of Bring
+  std::vector<std::vector<char>> roots_;  // roots of groups that ended in an earlier Bring
   std::vector<uint64_t> hashes_;
-  // returns the memory that the update writes to; empty: no update follows
+  // Returns the memory that the update writes to. If this function is empty, no update will follow.
   std::function<std::vector<Written>()> update_follows_;
-  std::vector<Written> written_;                        // by the update that must be undone
+  std::vector<Written> written_;                        // the memory written by an update that must be undone
   std::optional<std::vector<std::vector<char>>> kept_;  // old contents of `written_`, until the update is undone
   std::chrono::steady_clock::time_point taken_at_;
-  double seconds_ = 0;     // time from Take to Bring
-  uint32_t computed_ = 0;  // number of shards computed in that time
+  double seconds_ = 0;     // sum of the times from Take to Bring
+  uint32_t computed_ = 0;  // number of shards computed in this time
 
-  bool watched_ = false;         // gradients are watched in this step, at all ranks
-  double norm_ = 0, norms_ = 0;  // squared norm of this shard's gradients; the mean over all shards
+  bool watched_ = false;         // whether gradients are watched in this step, which is the same on all ranks
+  double norm_ = 0, norms_ = 0;  // squared norm of this shard's gradients, and the mean over all shards
   const kf_tensor norm_tensor_{&norm_, &norms_, 1};
   double norms_cpu_s_ = 0;
 

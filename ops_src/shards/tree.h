@@ -2,9 +2,9 @@
 //
 // A shard is a leaf of the tree. *Node* (level, index) is the sum of the existing shards from index
 // << level up to, but not including, (index + 1) << level. It is the left child plus the right
-// child, or the left child alone if the right child has no shards. So the number of shards
-// determines the tree, and the gradients of the shards determine the bits of its root. The bits
-// don't depend on which member computes which shard, nor on the order of arrival.
+// child, or only the left child if the right child has no shards. So the number of shards
+// determines the tree, and the shards' gradients determine the bits of its root. The bits don't
+// depend on which member computes which shard, nor on the order in which the shards arrive.
 #ifndef KUNGFU_SHARDS_TREE_H_
 #define KUNGFU_SHARDS_TREE_H_
 
@@ -22,17 +22,18 @@ struct Node {
   uint32_t level = 0;
   uint32_t index = 0;
 
-  // Orders nodes from left to right. The nodes must not have shards in common.
+  // Orders nodes from left to right. Two compared nodes must not have shards in common.
   bool operator<(const Node& other) const {
     return std::tuple(index << level, level) < std::tuple(other.index << other.level, other.level);
   }
   bool operator==(const Node& other) const { return level == other.level && index == other.index; }
 };
 
-// Ascending, without repetitions.
+// Shard numbers in ascending order, without repetitions.
 using Shards = std::vector<uint32_t>;
 
-// If a node's sibling has no shards, the node equals its parent. Such equal nodes are represented by the highest one.
+// If a node's sibling has no shards, the node equals its parent. The highest of such equal nodes
+// represents all of them.
 class Tree {
  public:
   explicit Tree(uint32_t shards) : shards_(shards) {
@@ -42,12 +43,12 @@ class Tree {
   uint32_t shards() const { return shards_; }
   Node Root() const { return {height_, 0}; }
   Node NodeOf(uint32_t shard) const { return Highest({0, shard}); }
-  // Must not be called for the root.
+  // The root has no sibling, so `node` must not be the root.
   Node Sibling(Node node) const { return {node.level, node.index ^ 1}; }
   Node Parent(Node node) const { return Highest({node.level + 1, node.index / 2}); }
-  // Must not be called for the node of a single shard.
+  // A single shard has no children, so `node` must not be the node of a single shard.
   std::pair<Node, Node> Children(Node node) const;
-  // Returns the smallest set of nodes whose shards are exactly these.
+  // Returns the smallest set of nodes whose shards are exactly `shards`.
   std::set<Node> Cover(const Shards& shards) const;
 
  private:

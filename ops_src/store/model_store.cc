@@ -17,9 +17,9 @@ namespace kungfu::store {
 struct alignas(64) Record {
   char name[kNameBytes];
   char layout[kLayoutBytes];
-  uint64_t bytes;      // without padding
-  uint64_t capacity;   // size of each buffer
-  uint64_t offset[2];  // offsets of the buffers in the file
+  uint64_t bytes;      // number of bytes without padding
+  uint64_t capacity;   // number of bytes in each buffer
+  uint64_t offset[2];  // offset of each buffer in the file
   alignas(64) std::atomic<uint64_t> latest;
   std::atomic<uint64_t> begun[2];
 };
@@ -68,12 +68,12 @@ void Collect(char* to, const std::atomic<uint64_t>* from, size_t bytes) {
 
 std::atomic<uint64_t>* Words(char* at) { return reinterpret_cast<std::atomic<uint64_t>*>(at); }
 
-// Maps `bytes` bytes at `offset` of a store.
+// Maps `bytes` bytes of a store, beginning at `offset`.
 std::unique_ptr<Mapping> Map(int fd, size_t offset, size_t bytes, bool writable) {
   return std::make_unique<Mapping>(fd, offset, bytes, writable, Text(bytes, " bytes of a model store"));
 }
 
-// Returns a lock of the whole file, for fcntl.
+// Returns a lock on the whole file, for fcntl.
 struct flock Whole(short type) {
   struct flock whole{};
   whole.l_type = type;
@@ -105,15 +105,17 @@ ModelStore::ModelStore() {
     if (fd_ < 0) throw SystemError("memfd_create");
     end_ = RoundUp(sizeof(Header), kPage);
     if (ftruncate(fd_, static_cast<off_t>(end_)) != 0) throw SystemError("allocating shared memory for a model store");
-    // The file may grow, but no process can shrink it. A read beyond a shrunken end would raise SIGBUS.
+    // The file may grow, but no process can shrink it. A read beyond a shrunken end would raise
+    // SIGBUS.
     fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK);
     head_ = Map(fd_, 0, end_, /*writable=*/true);
     auto* header = new (head_->data()) Header{};
     header->layout_version = kLayoutVersion;
     header->record_bytes = sizeof(Record);
     header->magic = kMagic;
-    // The lock belongs to the process, not to the descriptor, which other processes will hold too. The kernel drops the
-    // lock if this process closes any descriptor of the file, so both descriptors stay open to the end.
+    // The lock belongs to the process and not to the descriptor, which other processes will also
+    // hold. The kernel drops the lock if this process closes any descriptor of the file. So both
+    // descriptors stay open until this object is destroyed.
     struct flock whole = Whole(F_WRLCK);
     if (fcntl(fd_, F_SETLK, &whole) != 0) throw SystemError("fcntl(F_SETLK) on a model store");
     read_fd_ = open(Text("/proc/self/fd/", fd_).c_str(), O_RDONLY | O_CLOEXEC);
@@ -170,7 +172,7 @@ uint64_t ModelStore::Save(const std::string& name, const std::string& layout, co
       record.capacity = RoundUp(std::max<size_t>(PaddedBytes(blobs, num_blobs), 1), kPage);
       for (int i = 0; i < 2; i++) {
         record.offset[i] = end_;
-        // Allocate the memory now. If it turned out to be missing later, a write would raise SIGBUS.
+        // Allocate the memory now. If memory were missing later, a write would raise SIGBUS.
         const int error = posix_fallocate(fd_, static_cast<off_t>(end_), static_cast<off_t>(record.capacity));
         if (error != 0) {
           throw Error(KF_INTERNAL, Text("can't allocate ", record.capacity, " bytes of shared memory for \"", name,
@@ -266,7 +268,7 @@ Description StoreView::Describe(const std::string& name) const {
   return {TextOf(known->record->layout), known->record->bytes, known->record->latest.load(std::memory_order_acquire)};
 }
 
-// Returns null if nothing was saved under that name. Throws if the saved layout differs.
+// Returns null if nothing has been saved under this name. Throws if the saved layout differs.
 const StoreView::Known* StoreView::Fitting(const std::string& name, const std::string& layout, uint64_t bytes,
                                            uint64_t padded) const {
   const Known* known = Find(name);
@@ -279,7 +281,8 @@ const StoreView::Known* StoreView::Fitting(const std::string& name, const std::s
   return known;
 }
 
-// Repeats the copy until it has one version only. Returns that version, or 0 if there is none.
+// Repeats the copy until the whole copy belongs to one version. Returns that version, or 0 if there
+// is no version.
 template <typename Copy>
 uint64_t StoreView::CopyWhole(const std::string& name, const Known& known, const Copy& copy) {
   const Record& record = *known.record;

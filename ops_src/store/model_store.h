@@ -1,30 +1,31 @@
-// The memory in which a worker keeps its latest models. Other workers of its host read it while the
-// worker trains.
+// The memory in which a worker keeps its latest models. Other workers on the same host read it
+// while the worker trains.
 //
-// Each worker has one such memory, an anonymous file like a segment. Only that worker writes there,
-// and the memory outlives the cluster versions. The other workers get a read-only descriptor. A
-// *record* holds one name: its layout, and two buffers that successive versions use in turn.
-// Neither side waits:
+// Each worker has one such memory, which is an anonymous file like a segment. Only that worker
+// writes to it, and the memory outlives the cluster versions. The other workers get a read-only
+// descriptor. A *record* belongs to one name. It contains the layout, and two buffers that
+// successive versions use in turn. Neither the writer nor a reader waits:
 //
 //   writer, version v into buffer v % 2          reader
 //     begun[v % 2] = v                             v = latest (none: 0)
 //     the words of the buffer                      the words of buffer v % 2
 //     latest = v                                   begun[v % 2] == v? done : again
 //
-// Only the owner writes words, each with a release store. Readers use acquire loads (plain moves on
-// x86).
+// Only the owner writes words, each with a release store. Readers use acquire loads (on x86 these
+// are plain moves).
 //
-// 1. A read is whole. The reader has read `latest == v`, so all words of version v were written before. The buffer is
-// written again only for version v + 2, and `begun` announces that first. So a reader that has read one word of v + 2
-// also reads begun == v + 2. It then starts again with the newer `latest`. Repetitions are rare: a reader has enough
-// time for its copy, namely the time of a whole save and of all work between two saves (a training step).
+// 1. A read is whole. The reader has read `latest == v`, so all words of version v were written
+// before that. The buffer is written again only for version v + 2, and `begun` announces this
+// first. So a reader that has read any word of v + 2 also reads begun == v + 2. It then starts
+// again with the newer `latest`. Repetitions are rare, because a reader has much time for its copy:
+// the time of a whole save, and of all work between two saves (a training step).
 // Test: ModelStore.ReadsAreWholeWhileTheOwnerSavesWithoutPause
 //
-// 2. The writer may fail at any point. While it writes version v, `latest` is v - 1, and that
-// version's buffer isn't written. `records` counts a record only when it is complete, and a record
-// never moves or shrinks. If the file grew without a new counted record, it has a hole that no
-// reader uses. A lock on the file shows whether the owner lives, because the kernel drops it when
-// the owner ends.
+// 2. The writer may fail at any point. While it writes version v, `latest` is v - 1, and the buffer
+// of version v - 1 isn't written. `records` counts a record only when the record is complete, and a
+// record never moves or shrinks. If the file has grown without a newly counted record, it has a
+// hole that no reader uses. A lock on the file shows whether the owner is running, because the
+// kernel drops the lock when the owner ends.
 // Test: ModelStore.AWriterThatIsKilledLeavesWholeModels
 #ifndef KUNGFU_STORE_MODEL_STORE_H_
 #define KUNGFU_STORE_MODEL_STORE_H_
@@ -52,7 +53,7 @@ inline constexpr size_t kLayoutBytes = 256;
 struct Header;
 struct Record;
 
-// The owner's side. Thread-safe.
+// The owner's access to its memory. Thread-safe.
 class ModelStore {
  public:
   ModelStore();
@@ -60,11 +61,12 @@ class ModelStore {
   ModelStore(const ModelStore&) = delete;
   ModelStore& operator=(const ModelStore&) = delete;
 
-  // A read-only descriptor. It belongs to this object.
+  // Returns a read-only descriptor, which this object owns.
   int fd() const { return read_fd_; }
 
-  // Keeps a copy of the tensors as the next version of `name` and returns that version, 1 or more. Never waits for a
-  // reader. Throws ValueError if `name` had another layout or other sizes before.
+  // Saves a copy of the tensors as the next version of `name`, and returns the number of that
+  // version (1 or more). Never waits for a reader. Throws ValueError if `name` had another layout
+  // or other sizes before.
   uint64_t Save(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs);
 
  private:
@@ -74,48 +76,51 @@ class ModelStore {
   };
   Own& OwnRecord(const std::string& name, const std::string& layout, uint64_t bytes);
 
-  const OneProcess process_;  // a forked child would write in its parent's name
+  const OneProcess process_;  // detects a forked child, which would write in its parent's name
   std::mutex mutex_;
   int fd_ = -1;
   int read_fd_ = -1;
-  size_t end_ = 0;  // size of the file; guarded by mutex_
+  size_t end_ = 0;  // number of bytes in the file; guarded by mutex_
   std::unique_ptr<Mapping> head_;
   std::map<std::string, Own> own_;  // guarded by mutex_
 };
 
 struct Description {
   std::string layout;
-  uint64_t bytes = 0;    // size of all tensors, without the padding between them
-  uint64_t version = 0;  // the latest version; 0 if there is no such record or version
+  uint64_t bytes = 0;    // number of bytes in all tensors, without the padding between them
+  uint64_t version = 0;  // the latest version, or 0 if there is no such record or version
 };
 
-// Access to the models of one worker, on this host or on another. Thread-safe.
+// Access to the models of one worker, which is on this host or on another host. Thread-safe.
 class ModelView {
  public:
   virtual ~ModelView() = default;
-  // Whether the models are on this host, so that reading them needs no wait.
+  // Returns true if the models are on this host, so that reading them needs no wait.
   virtual bool IsHere() const = 0;
-  // Whether the saving process still runs, as far as is known without a wait.
+  // Returns true if the process that saved the models is still running, as far as this is known
+  // without a wait.
   virtual bool OwnerLives() const = 0;
   virtual Description Describe(const std::string& name) const = 0;
-  // Copies the latest version into the blobs and returns it. If there is none, returns 0 and leaves the blobs
-  // unchanged. Throws ValueError if the layout or the sizes differ, CollectiveTimeoutError if the owner saves faster
-  // than this call can copy.
+  // Copies the latest version into the blobs, and returns its number. If there is no version,
+  // returns 0 and leaves the blobs unchanged. Throws ValueError if the layout or the sizes differ.
+  // Throws CollectiveTimeoutError if the owner saves faster than this call can copy.
   virtual uint64_t Request(const std::string& name, const std::string& layout, const kf_blob* blobs,
                            size_t num_blobs) const = 0;
 };
 
-// Returns the size of the tensors in a record, where each tensor begins on a cache line.
+// Returns the number of bytes that the tensors use in a record, where each tensor begins on a cache
+// line.
 size_t PaddedBytes(const kf_blob* blobs, size_t num_blobs);
 uint64_t TotalBytes(const kf_blob* blobs, size_t num_blobs);
 
-// Access to the models of this worker or of another worker on this host.
+// Access to the models of this worker, or of another worker on this host.
 class StoreView final : public ModelView {
  public:
-  // The caller keeps the descriptor. Throws InternalError if it isn't a store of this version of the runtime. If `own`,
-  // it is a store of this process, and must outlive the view, because no descriptor of it may be closed.
+  // The caller still owns the descriptor. Throws InternalError if it isn't a store of this version
+  // of the runtime. Set `own` if it is a store of this process. In that case the store must outlive
+  // the view, because no descriptor of the store may be closed.
   explicit StoreView(int fd, bool own = false);
-  // Makes a view and closes the descriptor. Returns null for -1.
+  // Creates a view and closes the descriptor. Returns null if `fd` is -1.
   static std::shared_ptr<StoreView> Take(int fd);
   ~StoreView() override;
   StoreView(const StoreView&) = delete;
@@ -126,8 +131,9 @@ class StoreView final : public ModelView {
   Description Describe(const std::string& name) const override;
   uint64_t Request(const std::string& name, const std::string& layout, const kf_blob* blobs,
                    size_t num_blobs) const override;
-  // Like Request, for a caller that doesn't know the sizes of the tensors. Copies all `padded` bytes of the record,
-  // including the padding. `memory` returns the destination; it is called only if the layout and the sizes match.
+  // Does the same as Request for a caller that doesn't know the sizes of the tensors. Copies all
+  // `padded` bytes of the record, including the padding. `memory` returns the destination. It is
+  // called only if the layout and the sizes match.
   uint64_t RequestPadded(const std::string& name, const std::string& layout, uint64_t bytes, uint64_t padded,
                          const std::function<char*()>& memory) const;
 

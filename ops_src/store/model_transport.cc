@@ -19,12 +19,12 @@ namespace kungfu::store {
 namespace {
 
 constexpr uint64_t kEpoch = 1;
-// Never: the requesting workers have deadlines.
+// This transport has no deadline, because the requesting workers have deadlines.
 constexpr auto kNever = std::chrono::milliseconds(std::chrono::hours(24 * 3650));
 constexpr auto kMoment = std::chrono::milliseconds(10);
-constexpr uint32_t kMostAnswering = 2;  // requests of one host that are answered at the same time
-constexpr size_t kMostWaiting = 4096;   // queued requests of this host's workers to one host; each needs a thread, so
-                                        // there are far fewer
+constexpr uint32_t kMostAnswering = 2;  // maximum number of a host's requests that are answered at the same time
+constexpr size_t kMostWaiting = 4096;   // maximum number of queued requests to one host; each needs a waiting thread,
+                                        // so there are far fewer
 enum : uint64_t { kAsk = 0, kAnswer = 1, kTensors = 2 };  // the messages of one request
 
 tcp::Tag TagOf(uint64_t number) { return tcp::Tag::Of("kungfu/models", number); }
@@ -53,7 +53,8 @@ void Wake(int eventfd) {
   [[maybe_unused]] const auto written = write(eventfd, &one, sizeof one);
 }
 
-// Rejects a request, which isn't kept. If the worker can't receive the refusal, it waits until its deadline.
+// Rejects a request, and doesn't keep it. If the worker can't receive the refusal, the worker waits
+// until its deadline.
 void Refuse(int socket, const Ask& ask, bool again, const std::string& text) {
   Refusal refusal;
   refusal.number = ask.number;
@@ -62,7 +63,7 @@ void Refuse(int socket, const Ask& ask, bool again, const std::string& text) {
   (void)!send(socket, &refusal, sizeof refusal, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-// Whether the error is a temporary lack of resources in this process.
+// Returns true if the error means that this process temporarily lacks resources.
 bool IsScarce(int error) { return error == ENOMEM || error == ENOBUFS || error == EMFILE || error == ENFILE; }
 
 }  // namespace
@@ -95,7 +96,7 @@ ModelTransport::ModelTransport(hosts::Places places, uint32_t host, std::vector<
 ModelTransport::~ModelTransport() {
   Close();
   close(epoll_);
-  close(wake_);  // no more events are written, because all tickets have ended
+  close(wake_);  // no more events are written to it, because all tickets have ended
 }
 
 int ModelTransport::Connect() {
@@ -153,8 +154,8 @@ void ModelTransport::Close() {
     threads.swap(threads_);
   }
   for (std::thread& thread : threads) thread.join();
-  // No other thread runs now. Threads have answered the requests that they had begun. Queued requests are answered
-  // here.
+  // No other thread is running any more. The threads have answered the requests that they had
+  // begun. Answer the queued requests here.
   for (Far& far : hosts_) {
     for (auto& waiting : far.waiting) {
       for (Asking& asking : waiting) {
@@ -191,8 +192,8 @@ void ModelTransport::Serve() {
   }
 }
 
-// Receives all requests of a process. If a parcel can't be mapped, its process gets a refusal. If a message is invalid,
-// its process is disconnected.
+// Receives all requests of a process. If a request's parcel can't be mapped, the process gets a
+// refusal. If a message is invalid, the process is disconnected.
 void ModelTransport::HearWorker(int socket) {
   for (;;) {
     Ask ask;
@@ -201,13 +202,13 @@ void ModelTransport::HearWorker(int socket) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (n < 0 && IsScarce(errno)) {
-      std::this_thread::sleep_for(kMoment);  // the socket stays readable
+      std::this_thread::sleep_for(kMoment);  // the socket stays readable, so the request is received later
       return;
     }
     std::unique_ptr<Parcel> parcel;
     const bool is_ask = n == sizeof ask && IsAsk(ask);
     if (is_ask && fd < 0) {
-      // The kernel drops a descriptor if this process has no room for it.
+      // The kernel drops a descriptor if this process can't have more descriptors.
       Refuse(socket, ask, /*again=*/true,
              "the launcher received no descriptor with the request; raise the launcher's RLIMIT_NOFILE");
       continue;
@@ -268,7 +269,7 @@ void ModelTransport::HearHosts() {
   }
 }
 
-// The caller holds mutex_.
+// Posts the receive for the host's next request. The caller must hold mutex_.
 void ModelTransport::Listen(uint32_t host) {
   Far& far = hosts_[host];
   if (far.listens || far.over || far.answering >= kMostAnswering) return;
@@ -276,7 +277,7 @@ void ModelTransport::Listen(uint32_t host) {
   far.listens = true;
 }
 
-// Sends the next requests to a host, if it can accept them. The caller holds mutex_.
+// Sends the next requests to a host, if the host can accept them. The caller must hold mutex_.
 void ModelTransport::Pump(uint32_t host) {
   Far& far = hosts_[host];
   for (const int large : {0, 1}) {
@@ -293,7 +294,7 @@ void ModelTransport::Pump(uint32_t host) {
   }
 }
 
-// Runs the job on an idle thread or on a new one. The caller holds mutex_.
+// Runs the job on an idle thread or on a new thread. The caller must hold mutex_.
 void ModelTransport::Do(std::function<void()> job) {
   jobs_.push_back(std::move(job));
   if (idle_ >= jobs_.size()) {
@@ -313,7 +314,7 @@ void ModelTransport::Work() {
     idle_++;
     changed_.wait(lock, [&] { return closing_ || !jobs_.empty(); });
     idle_--;
-    if (jobs_.empty()) return;  // after Close, jobs end at once, because the mesh sends and receives nothing more
+    if (jobs_.empty()) return;  // after Close, jobs end at once, because the mesh no longer sends or receives
     const auto job = std::move(jobs_.front());
     jobs_.pop_front();
     lock.unlock();
@@ -322,7 +323,7 @@ void ModelTransport::Work() {
   }
 }
 
-// ---- on the threads for requests
+// ---- functions that run on the threads for requests
 
 void ModelTransport::AskHost(uint32_t host, Asking& asking, uint64_t number) {
   const Ask& ask = asking.ask;
@@ -340,7 +341,7 @@ void ModelTransport::AskHost(uint32_t host, Asking& asking, uint64_t number) {
       mesh_.Wait(mesh_.Receive(kEpoch, host, tag.Step(kTensors), asking.parcel->data(), ask.padded));
     }
   } catch (const Error& error) {
-    // The models of a lost host are lost.
+    // If a host is lost, its models are lost too.
     if (error.status() == KF_PEER_LOST) {
       answer = {};
     } else {
@@ -382,14 +383,14 @@ void ModelTransport::AnswerHost(uint32_t host, const Ask& ask, uint64_t number) 
       mesh_.Wait(mesh_.Send(kEpoch, host, tag.Step(kTensors), tensors, ask.padded));
     }
   } catch (const std::exception&) {
-    // The requesting host is lost, or this cluster version has ended. Listen detects both.
+    // The requesting host is lost, or this cluster version has ended. `Listen` detects both.
   }
   std::lock_guard<std::mutex> guard(mutex_);
   hosts_[host].answering--;
-  if (!closing_) Wake(wake_);  // now the next request can be received
+  if (!closing_) Wake(wake_);  // the host's next request can be received now
 }
 
-// Returns null if the rank has saved nothing yet, or its process has ended.
+// Returns null if the rank has saved nothing yet, or if its process has ended.
 std::shared_ptr<StoreView> ModelTransport::ViewOf(uint32_t rank) {
   {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -397,7 +398,7 @@ std::shared_ptr<StoreView> ModelTransport::ViewOf(uint32_t rank) {
     if (found != views_.end() && found->second->OwnerLives()) return found->second;
     if (found != views_.end()) views_.erase(found);
   }
-  auto view = find_(rank);  // without the lock, because it calls Python
+  auto view = find_(rank);  // called without the lock, because it calls Python
   if (view == nullptr || !view->OwnerLives()) return nullptr;
   std::lock_guard<std::mutex> guard(mutex_);
   views_[rank] = view;

@@ -1,58 +1,59 @@
-// One host's contribution to reads of models between hosts. It runs in the launcher's process.
+// One host's part in transferring models between hosts. It runs in the launcher's process.
 //
-// A worker sends a request to its own host's model transport (parcel.h), which forwards it to the
-// model transport of the other host. That transport reads the model from the store of the worker
-// that saved it (model_store.h). The saving worker isn't involved. Model transports have a separate
-// mesh with separate connections. The messages of a request:
+// A worker sends a request to its own host's model transport (parcel.h), which forwards the request
+// to the model transport of the other host. The other transport reads the model from the store of
+// the worker that saved it (model_store.h). The worker that saved it isn't involved. Model
+// transports have a separate mesh with separate connections. The messages of a request are:
 //
 //   asking transport  ask      ->  asked transport   finds the store by a read-only descriptor
-//                     answer   <-                    version, layout; or why not
-//                     tensors  <-                    if there is a version, for a model
+//                     answer   <-                    version and layout, or why there is no model
+//                     tensors  <-                    only if a model was requested and there is a version
 //
-// 1. No read is torn. The asked transport first copies the record, by the same rules as a worker of
-// its host (StoreView). The copy runs at the speed of memory, not of the network. The transport
-// sends the copy, which no thread writes, so the owner may save while the model is being sent. The
-// asking transport reports the model when all of it has arrived. Versions never decrease: a request
-// that is sent after an answer reads the record later than that answer.
+// 1. No read is torn. The asked transport first copies the record, by the same rules as a worker on
+// its host (StoreView). The copy runs at the speed of memory and not of the network. The transport
+// sends this copy, which no thread writes, so the owner may save while the model is being sent. The
+// asking transport reports the model when the whole model has arrived. Versions never decrease: if
+// a request is sent after an answer has arrived, it reads the record later than that answer did.
 // Test: ModelsOfOtherHosts.ReadsAreWholeAndNeverGoBack
 //
-// 2. Memory. The asking transport allocates none: tensors go directly into the worker's parcel. It
-// requests at most one model of more than kSmallBytes from a host at a time, and one small model in
-// addition. So a small model doesn't wait for a large one. The asked transport accepts at most two
-// unanswered requests from each host. So for each other host it keeps the copy of at most one large
-// model.
+// 2. Memory. The asking transport allocates no memory, because tensors go directly into the
+// worker's parcel. At any time, it requests from a host at most one model of more than kSmallBytes,
+// and one small model in addition. So a small model doesn't wait for a large one. The asked
+// transport accepts at most two unanswered requests from each host. So for each other host it keeps
+// the copy of at most one large model.
 // Test: ModelsOfOtherHosts.NoMoreIsKeptForAHostThanTwoAnswers
 //
 // 3. No circular wait. The transport's own thread never waits: it receives from workers and other
 // hosts. All work that takes time runs on other threads, which are started when they are needed.
-// For each other host there are two threads that ask and two that answer. A thread that asks waits
-// for the other host's answer. A thread that answers waits only for the network, because the other
-// host has asked and is receiving.
+// For each other host, two threads ask and two threads answer. A thread that asks waits for the
+// other host's answer. A thread that answers waits only for the network, because the other host has
+// asked and is receiving.
 // Test: ModelsOfOtherHosts.PausedHostIsAwaitedOnlyByItsOwnReaders
 //
 // 4. Failures.
-// - If the owner fails: its store is read only while the owner is known to live. A lock shows this,
-//   which the kernel drops when the owner ends. After that there is no model any more, as on a
-//   single host.
+// - If the owner fails: its store is read only while the owner is known to be running. A lock shows
+//   this, which the kernel drops when the owner ends. After that the model no longer exists, as on
+//   a single host.
 // - If the whole host is lost (its connection has ended, or LoseHost was called), its models are
 //   lost too.
-// - If the asking worker fails, its parcel is filled, and no process reads it.
-// - If a host doesn't answer and isn't lost, the worker waits up to its deadline. The job decides
+// - If the asking worker fails, its parcel is still filled, but no process reads it.
+// - If a host doesn't answer and isn't lost, the worker waits until its deadline. The job decides
 //   when a host is lost (-host-timeout).
 // - The end of the cluster version ends all waits.
 // Test: ModelsOfOtherHosts.AnOwnerThatIsKilledHasNoModelsAnyMore
 // Test: ModelsOfOtherHosts.RemainingHostsReadOnIfOthersAreLost
 // Test: ModelsOfOtherHosts.TheEndOfTheVersionEndsAllRequests
 //
-// The collectives' mesh has the same lifetime, but models use a separate mesh for these reasons:
-// - A socket's buffer holds milliseconds of a model. Between separate connections, the kernel
-//   shares the network. Measured on connections of 40 MB/s during the transfer of a model: an
-//   all-reduce of 4 bytes takes 0.1 ms with separate connections, and 12 to 22 ms with shared ones.
-//   An all-reduce of 1 MiB takes 24 ms, and 75 to 545 ms.
+// The mesh for collectives has the same lifetime, but models use a separate mesh for these reasons:
+// - A socket's buffer holds several milliseconds of a model. Between separate connections, the
+//   kernel shares the network. This was measured on connections of 40 MB/s during the transfer of a
+//   model. An all-reduce of 4 bytes takes 0.1 ms with separate connections, and 12 to 22 ms with
+//   shared ones. An all-reduce of 1 MiB takes 24 ms with separate connections, and 75 to 545 ms
+//   with shared ones.
 // - The loss of a host cancels all messages of the collectives' mesh. Models don't depend on which
-//   ranks have failed. So this mesh stays in its first epoch, and no model is sent twice.
-// - The inter-host transport measures the traffic of its connections, and the strategy AUTO selects
-//   an algorithm by this measurement. With a shared mesh, it would measure models too.
+//   ranks have failed. So the models' mesh stays in its first epoch, and no model is sent twice.
+// - The inter-host transport measures the traffic on its connections, and the strategy AUTO selects
+//   an algorithm by this measurement. With a shared mesh, it would also measure models.
 #ifndef KUNGFU_STORE_MODEL_TRANSPORT_H_
 #define KUNGFU_STORE_MODEL_TRANSPORT_H_
 
@@ -75,25 +76,28 @@
 
 namespace kungfu::store {
 
-// Thread-safe. Serves one cluster version.
+// Serves the model requests of one host in one cluster version. Thread-safe.
 class ModelTransport {
  public:
-  // Returns the store of a rank of this host, or null if it has none yet.
+  // Returns the store of a rank on this host, or null if the rank has no store yet.
   using Find = std::function<std::shared_ptr<StoreView>(uint32_t rank)>;
 
   static constexpr uint64_t kSmallBytes = 32 << 10;
 
-  // `ends`: the connections to the other hosts, in the order of `places`. `find` is called on the transport's threads.
+  // `ends` contains the connections to the other hosts, in the order of `places`. The transport's
+  // threads call `find`.
   ModelTransport(hosts::Places places, uint32_t host, std::vector<tcp::HostEnds> ends, Find find);
   ~ModelTransport();
   ModelTransport(const ModelTransport&) = delete;
   ModelTransport& operator=(const ModelTransport&) = delete;
 
-  // Returns a socket on which a process of this host sends requests. The caller closes it.
+  // Returns a socket on which a process on this host sends requests. The caller must close the
+  // socket.
   int Connect();
-  // Marks that host as lost. Its workers have no models any more.
+  // Marks the host as lost. From then on, its workers have no models.
   void LoseHost(uint32_t host);
-  // Returns each host to which a connection has ended, and the reason, except hosts passed to LoseHost.
+  // Returns each host to which a connection has ended, and the reason. Hosts that were passed to
+  // LoseHost are left out.
   std::vector<std::pair<uint32_t, std::string>> Unreachable() const;
   // Ends all requests. A second call does nothing.
   void Close();
@@ -103,13 +107,14 @@ class ModelTransport {
     Ask ask;
     std::unique_ptr<Parcel> parcel;
   };
-  // Another host.
+  // What this transport knows about another host.
   struct Far {
-    // Queued requests of this host's workers, and whether one is being sent: small models at 0, larger ones at 1.
+    // Queued requests of this host's workers, and whether one of them is being sent. Index 0 is for
+    // small models, and index 1 for larger models.
     std::deque<Asking> waiting[2];
     bool busy[2] = {false, false};
-    uint64_t asked = 0;  // number of requests sent to the host
-    // The host's own requests: the next one, and the number of requests that are being answered.
+    uint64_t asked = 0;  // number of requests that were sent to the host
+    // The next request from the host, and the number of its requests that are being answered.
     Ask ask;
     tcp::Mesh::Ticket hearing;
     bool listens = false;
@@ -139,9 +144,10 @@ class ModelTransport {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  // Guarded by mutex_, except a ticket of `hearing` and its `ask`, which belong to the dispatcher.
+  // `mutex_` guards these members. The exceptions are a `hearing` ticket and its `ask`, which only
+  // the dispatcher uses.
   std::vector<Far> hosts_;
-  std::set<int> workers_;  // their sockets
+  std::set<int> workers_;  // the workers' sockets
   std::map<uint32_t, std::shared_ptr<StoreView>> views_;
   std::deque<std::function<void()>> jobs_;
   std::vector<std::thread> threads_;

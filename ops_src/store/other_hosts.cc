@@ -81,9 +81,9 @@ std::shared_ptr<ModelView> OtherHosts::ViewOf(const std::shared_ptr<OtherHosts>&
   return std::make_shared<View>(self, rank);
 }
 
-// Sends a request and returns its answer. If there are tensors, calls `take` with them.
+// Sends a request and returns its answer. If the answer has tensors, passes them to `take`.
 Answer OtherHosts::Fetch(Ask ask, const std::string& name, const Take& take) {
-  if (name.empty() || name.size() >= kNameBytes) return {};  // no worker can have saved under such a name
+  if (name.empty() || name.size() >= kNameBytes) return {};  // no worker can have saved a model under such a name
   CopyText(ask.name, name);
   auto parcel = ParcelOf(ask.padded);
   {
@@ -91,7 +91,7 @@ Answer OtherHosts::Fetch(Ask ask, const std::string& name, const Take& take) {
     ask.number = ++asks_;
   }
   Send(ask, *parcel);
-  Await(*parcel, ask, name);  // if it throws, the parcel is left to the transport
+  Await(*parcel, ask, name);  // if this throws, the parcel is left to the transport
   const Answer answer = parcel->answer();
   if (answer.status == KF_STALE) ThrowOver(name);
   if (answer.status != KF_OK) throw Error(static_cast<kf_status>(answer.status), TextOf(answer.text));
@@ -126,17 +126,18 @@ void OtherHosts::Send(const Ask& ask, const Parcel& parcel) const {
   while (SendWith(transport_, &ask, sizeof ask, parcel.fd()) < 0) {
     if (errno == EINTR) continue;
     if (errno == EPIPE || errno == ECONNRESET) ThrowOver(TextOf(ask.name));
-    throw SystemError("sending a request for a model of another host");
+    throw SystemError("sending a request for a model from another host");
   }
 }
 
-// Each waiting thread reads all refusals from the socket, including those for other threads.
+// Each waiting thread reads all refusals from the socket, including refusals for other threads.
 std::optional<Refusal> OtherHosts::RefusalOf(uint32_t number) {
   std::lock_guard<std::mutex> guard(mutex_);
   Refusal refusal;
   while (recv(transport_, &refusal, sizeof refusal, MSG_DONTWAIT) == static_cast<ssize_t>(sizeof refusal)) {
     if (refusal.magic != Refusal::kMagic) continue;
-    if (refusals_.size() >= kMostRefusals) refusals_.erase(refusals_.begin());  // its request no longer waits
+    // The request of this refusal no longer waits.
+    if (refusals_.size() >= kMostRefusals) refusals_.erase(refusals_.begin());
     refusals_[refusal.number] = refusal;
   }
   const auto found = refusals_.find(number);
@@ -156,7 +157,7 @@ void OtherHosts::Await(Parcel& parcel, const Ask& ask, const std::string& name) 
     if (closed_.load(std::memory_order_acquire)) ThrowOver(name);
     pollfd socket{transport_, POLLIN, 0};
     if (poll(&socket, 1, 0) > 0 && (socket.revents & (POLLHUP | POLLERR)) != 0) {
-      if (parcel.done().Reached(1)) return;  // the transport has answered before it ended
+      if (parcel.done().Reached(1)) return;  // the transport answered before it ended
       ThrowOver(name);
     }
     const auto refusal = RefusalOf(ask.number);

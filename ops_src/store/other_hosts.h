@@ -1,5 +1,5 @@
-// Access to the models of other hosts' workers, for one worker in one cluster version. Requests go through the host's
-// model transport.
+// Gives one worker access to the models of workers on other hosts, in one cluster version. Requests
+// go through the host's model transport.
 #ifndef KUNGFU_STORE_OTHER_HOSTS_H_
 #define KUNGFU_STORE_OTHER_HOSTS_H_
 
@@ -19,23 +19,24 @@
 
 namespace kungfu::store {
 
-// Thread-safe. A parcel is kept and reused for the next request with the same number of bytes.
+// Thread-safe. A parcel is kept, and is reused for the next request with the same number of bytes.
 class OtherHosts {
  public:
-  // `transport` is a socket from ModelTransport::Connect, which the caller keeps. `timeout` is the time limit of a
-  // request.
+  // `transport` is a socket from ModelTransport::Connect, which the caller still owns. `timeout` is
+  // the time limit of a request.
   OtherHosts(int transport, hosts::Places places, uint32_t rank, std::chrono::milliseconds timeout);
   ~OtherHosts();
   OtherHosts(const OtherHosts&) = delete;
   OtherHosts& operator=(const OtherHosts&) = delete;
 
   bool Have(uint32_t rank) const { return rank < places_.ranks() && places_.HostOf(rank) != host_; }
-  // Returns a view of a rank for which Have() is true. Each call on the view sends a new request. Only OwnerLives sends
-  // none and returns true: a worker that has ended has no models. In addition to ModelView's errors, the view throws
-  // StaleClusterError when the cluster version has ended, CollectiveTimeoutError, and what the thread's InterruptCheck
-  // throws.
+  // Returns a view of a rank for which Have() is true. Each call on the view sends a new request,
+  // except OwnerLives. OwnerLives sends no request and returns true, because a worker that has
+  // ended has no models. In addition to ModelView's errors, the view throws StaleClusterError when
+  // the cluster version has ended, CollectiveTimeoutError, and the errors that the thread's
+  // InterruptCheck throws.
   static std::shared_ptr<ModelView> ViewOf(const std::shared_ptr<OtherHosts>& self, uint32_t rank);
-  // Ends all waits, because the cluster version has ended.
+  // Ends all waits. Call it when the cluster version has ended.
   void Close() { closed_.store(true, std::memory_order_release); }
 
  private:
@@ -55,10 +56,10 @@ class OtherHosts {
   int transport_ = -1;
   std::atomic<bool> closed_{false};
   std::mutex mutex_;
-  // Guarded by mutex_:
+  // `mutex_` guards these members:
   std::vector<std::unique_ptr<Parcel>> kept_;
   uint32_t asks_ = 0;
-  std::map<uint32_t, Refusal> refusals_;  // read by another thread than the requesting one
+  std::map<uint32_t, Refusal> refusals_;  // refusals that another thread than the requesting thread has read
 };
 
 }  // namespace kungfu::store

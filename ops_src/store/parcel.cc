@@ -18,7 +18,7 @@ constexpr uint64_t kMostRoom = uint64_t{1} << 46;  // more than any machine has,
 }  // namespace
 
 ssize_t SendWith(int socket, const void* data, size_t bytes, int fd) {
-  iovec part{const_cast<void*>(data), bytes};  // never written
+  iovec part{const_cast<void*>(data), bytes};  // nothing writes to this memory
   alignas(cmsghdr) char room[CMSG_SPACE(sizeof fd)] = {};
   msghdr message{};
   message.msg_iov = &part;
@@ -43,7 +43,7 @@ ssize_t ReceiveWith(int socket, void* data, size_t bytes, int& fd) {
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = room;
-  message.msg_controllen = CMSG_LEN(sizeof fd);  // without the padding, which would have room for a second descriptor
+  message.msg_controllen = CMSG_LEN(sizeof fd);  // excludes the padding, in which a second descriptor would fit
   const ssize_t n = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
   if (n <= 0) return n;
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
@@ -66,7 +66,7 @@ std::unique_ptr<Parcel> Parcel::Make(uint64_t padded) {
     const int error = posix_fallocate(fd, 0, static_cast<off_t>(kHead + padded));
     if (error != 0) {
       throw Error(KF_INTERNAL,
-                  Text("can't allocate ", padded, " bytes for a model of another host: ", std::strerror(error)));
+                  Text("can't allocate ", padded, " bytes for a model from another host: ", std::strerror(error)));
     }
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0) throw SystemError("F_ADD_SEALS");
     std::unique_ptr<Parcel> parcel(new Parcel(fd, padded));

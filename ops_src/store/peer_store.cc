@@ -21,7 +21,8 @@ int64_t NeighbourChoice::Choose(uint32_t rank, uint32_t size, const std::functio
   std::vector<uint32_t> others(size - 1);
   std::iota(others.begin(), others.end(), 0u);
   for (uint32_t& other : others) other += other >= rank;
-  // Ranks that can't be taken are removed from the list, so all other ranks stay equally likely.
+  // A rank that can't be taken is removed from the list, so that all other ranks stay equally
+  // likely.
   while (!others.empty()) {
     const size_t drawn = std::uniform_int_distribution<size_t>(0, others.size() - 1)(random_);
     if (take(others[drawn])) return others[drawn];
@@ -42,8 +43,8 @@ Exchange::~Exchange() {
 }
 
 void Exchange::AwaitIdle(std::unique_lock<std::mutex>& lock) {
-  // The wait is short if the model is on this host. If it is on another host, the network or the loss of that host may
-  // take a while.
+  // If the model is on this host, the wait is short. If it is on another host, the wait for the
+  // network, or for the loss of that host, may take a while.
   while (!changed_.wait_for(lock, std::chrono::milliseconds(20), [this] { return !busy_; })) InterruptCheck::Run();
 }
 
@@ -57,10 +58,11 @@ void Exchange::Begin(const Position& here, const Views& views, const std::string
   buffer_.resize(sizes.size());
   for (size_t i = 0; i < sizes.size(); i++) buffer_[i].resize(sizes[i]);
   from_.clear();
-  // Choose on this thread, because `views` may call Python. Whether a rank of another host has a model is known only
-  // after a request to it. So the list has such ranks up to the first rank that is known to have a model. The thread
-  // requests the model from them in this order. Each rank with a model then has the same chance or turn as if all ranks
-  // were on this host.
+  // Choose on this thread, because `views` may call Python. To find out whether a rank on another
+  // host has a model, this process must send it a request. So the list contains such ranks up to
+  // the first rank that is known to have a model. The fetching thread requests the model from the
+  // ranks in this order. So each rank with a model has the same chance or turn as if all ranks were
+  // on this host.
   choice_.Choose(here.rank, here.size, [&](uint32_t other) {
     const auto view = views(other);
     if (view == nullptr) return false;
@@ -81,7 +83,8 @@ Source Exchange::Take(const Position& here, const Views& views, const std::strin
   AwaitIdle(lock);
   const bool usable = begun_in_ == here.cluster_version && source_.version != 0 && layout_ == layout;
   if (!usable) {
-    // This happens before the first fetch, and if the model was fetched in an earlier cluster version.
+    // This is the case before the first fetch, and if the model was fetched in an earlier cluster
+    // version.
     lock.unlock();
     Begin(here, views, layout, sizes);
     lock.lock();
@@ -116,7 +119,8 @@ void Exchange::Serve() {
         const uint64_t version = view->Request(name_, layout, blobs.data(), blobs.size());
         if (version != 0) source = {rank, version};
       } catch (const Error&) {
-        // The peer has a model with another layout, or saves without pause. Treat it like a peer without a model.
+        // The peer has a model with another layout, or saves without a pause. Treat it like a peer
+        // without a model.
       }
     }
     lock.lock();
@@ -134,7 +138,7 @@ void PeerStore::SetHandlers(Announce announce, Find find) {
 }
 
 void PeerStore::Reset() {
-  KeepOtherHosts(UINT64_MAX);  // first, because this ends all waits for other hosts
+  KeepOtherHosts(UINT64_MAX);  // this must come first, because it ends all waits for other hosts
   std::map<std::string, std::shared_ptr<Ahead>> aheads;
   std::lock_guard<std::mutex> guard(mutex_);
   aheads.swap(aheads_);
@@ -152,7 +156,8 @@ std::shared_ptr<ModelStore> PeerStore::OwnStore() {
     announce = announce_;
   }
   try {
-    // Without the lock, because this calls Python, whose threads may wait for the lock.
+    // Don't hold the lock here, because this calls Python, and Python's threads may wait for the
+    // lock.
     if (announce) announce(own->fd());
   } catch (...) {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -185,14 +190,14 @@ std::shared_ptr<ModelView> PeerStore::ViewOf(uint64_t cluster_version, uint32_t 
       own = own_;
     }
     if (own == nullptr) return nullptr;
-    // The deleter keeps the store alive as long as the view.
+    // The deleter keeps the store alive as long as the view exists.
     return std::shared_ptr<StoreView>(new StoreView(own->fd(), /*own=*/true), [own](StoreView* view) { delete view; });
   }
   Find find;
   {
     std::lock_guard<std::mutex> guard(mutex_);
     if (views_of_ != cluster_version) {
-      // The ranks now belong to other workers.
+      // In this cluster version, the ranks belong to other workers.
       views_.clear();
       views_of_ = cluster_version;
     }
@@ -228,7 +233,7 @@ uint64_t PeerStore::Save(const std::string& name, const std::string& layout, con
   return version;
 }
 
-// Returns null if the rank's process has ended or has saved nothing yet.
+// Returns null if the rank's process has ended, or if it has saved nothing yet.
 std::shared_ptr<ModelView> PeerStore::LivingViewOf(uint32_t rank) {
   const Position here = here_();
   if (rank >= here.size) throw Error(KF_INVALID, Text("there is no rank ", rank, " in a cluster of ", here.size));

@@ -78,7 +78,7 @@ TEST(MismatchText, ParametersThatDifferNameTheMistakeFirst) {
   };
   EXPECT_EQ(text("all_reduce on parameters 0a, (3)", "all_reduce on parameters 0b, (3)").rfind(begin, 0), 0u);
   EXPECT_EQ(text("all_reduce on parameters 0a, (3)", "all_reduce on parameters 0a, (4)"),
-            "the hosts brought different operations under the name \"g\": rank 0: all_reduce on parameters 0a, (3); "
+            "the hosts called different operations with the name \"g\": rank 0: all_reduce on parameters 0a, (3); "
             "rank 1: all_reduce on parameters 0a, (4)");
 }
 

@@ -606,7 +606,7 @@ TEST(ShardsStep, RefusesWhatDoesNotBelongToIt) {
   float x = 3, y = 0, statistic = 5;
   const kf_tensor tensor{&x, &y, 1};
   const kf_group group{"kungfu/shards", &tensor, 1, KF_FLOAT32, nullptr};
-  EXPECT_THROW(step.Take(0), Error) << "no step of shards has begun";
+  EXPECT_THROW(step.Take(0), Error) << "no sharded step has begun";
   EXPECT_THROW(step.Bring(&group, 1), Error);
   Plan plan;
   plan.shards = kMaxShards + 1;

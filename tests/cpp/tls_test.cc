@@ -105,7 +105,7 @@ TEST_F(Tls, CalledHostMustBeTheOneThatTheCallerMeans) {
   for (const char* const name : {"10.0.0.3", "node3", "fd00::3"}) {
     TlsEnd caller(host_, false, name), called(host_, true, "");
     const auto said = Meet(caller, called);
-    EXPECT_NE(said[0].find(std::string("it has to be for ") + name), std::string::npos) << said[0];
+    EXPECT_NE(said[0].find(std::string("it must be for ") + name), std::string::npos) << said[0];
     EXPECT_NE(said[1].find("it doesn't accept this host's certificate"), std::string::npos) << said[1];
   }
 }

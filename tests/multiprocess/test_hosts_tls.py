@@ -115,7 +115,7 @@ def test_host_with_wrong_certificate_is_rejected_and_both_ends_report_why(author
         assert "its certificate isn't accepted" in said or "it doesn't accept this host's certificate" in said
         assert 'reason="it' in caplog.text
         caplog.clear()
-    assert "it has to be for 127.0.0.1" in refusal(host, authority.sign(B))
+    assert "it must be for 127.0.0.1" in refusal(host, authority.sign(B))
     assert "it doesn't accept this host's certificate" in caplog.text
 
 

@@ -1,5 +1,6 @@
-// Replaces cusolverDn.h in a build without cuSOLVER. It declares the names that MindSpore's GPU headers use; KungFu's
-// kernels use none of them. It is last in the search path, so the vendor's own header takes precedence.
+// Replaces cusolverDn.h in a build without cuSOLVER. MindSpore's GPU headers use the names that
+// this file declares. KungFu's kernels use none of them. This folder is last in the search path, so
+// the vendor's own header takes precedence.
 #ifndef KUNGFU_KERNELS_GPU_CUSOLVER_DN_H_
 #define KUNGFU_KERNELS_GPU_CUSOLVER_DN_H_
 

@@ -1,4 +1,4 @@
-// Reports to the launcher which rank a waiting rank waits for.
+// Reports to the launcher for which rank a waiting rank waits.
 #ifndef KUNGFU_COLLECTIVES_HOST_AWAITING_H_
 #define KUNGFU_COLLECTIVES_HOST_AWAITING_H_
 
@@ -8,7 +8,8 @@
 
 namespace kungfu::host {
 
-// Reports the awaited rank. The destructor withdraws the report, so the report ends with the wait.
+// Reports the rank for which this rank waits. The destructor withdraws the report when the wait
+// ends.
 class Awaiting {
  public:
   Awaiting(const shm::SegmentControlBlock& control, uint32_t rank) : control_(control), rank_(rank) {}
@@ -19,8 +20,9 @@ class Awaiting {
   Awaiting& operator=(const Awaiting&) = delete;
 
   void Note(uint32_t peer, bool overdue) { noted_ = control_.NoteAwaited(rank_, peer, overdue, noted_); }
-  // Reports a wait for something that any rank may hold: a staging buffer, or the lock of the channel table. The
-  // launcher never treats a waiting rank as stuck. A chain of waits ends at this rank.
+  // Reports a wait for something that any rank may hold: a staging buffer, or the lock of the
+  // channel table. The launcher never treats this waiting rank as stuck. If other ranks wait for
+  // this rank, the chain of waits ends here.
   void NoteNoPeer() { Note(rank_, /*overdue=*/false); }
 
  private:

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kMaxBoundNames = shm::kChannels / 4;
 
-// Never returns 0, because 0 marks a free channel.
+// Never returns 0, because a key of 0 marks a free channel.
 uint64_t HashOf(const std::string& key, uint32_t generation) {
   uint64_t hash = Fnv1a(&generation, sizeof generation, Fnv1a(key.data(), key.size()));
   hash ^= hash >> 32;
@@ -22,8 +22,8 @@ uint64_t HashOf(const std::string& key, uint32_t generation) {
 
 constexpr auto kLookEvery = std::chrono::milliseconds(1);
 
-// The lock's word. The lower 16 bits are the holder's rank plus one. The upper bits are the channel that the holder has
-// declared, plus one. If the word is 0, the lock is free.
+// The word that represents the lock. The lower 16 bits are the holder's rank plus one. The upper
+// bits are the channel that the holder has declared, plus one. If the word is 0, the lock is free.
 uint32_t LockWord(uint32_t rank, uint32_t declared) { return (rank + 1) | declared << 16; }
 uint32_t HolderOf(uint32_t word) { return (word & 0xffff) - 1; }
 uint32_t DeclaredBy(uint32_t word) { return word >> 16; }
@@ -45,9 +45,9 @@ class ChannelTable::Lock {
     for (;;) {
       uint32_t seen = header.table_lock.load(std::memory_order_relaxed);
       const bool failed = seen != 0 && table_.control_.HasFailed(HolderOf(seen));
-      // A failed holder may have declared a channel. The declaration can't change any more once the compare-and-swap
-      // below has succeeded. The word keeps the declaration until the channel is retired, because this rank may fail
-      // before that.
+      // A failed holder may have declared a channel. After the compare-and-swap below has
+      // succeeded, the declaration can't change any more. The word keeps the declaration until the
+      // channel is retired, because this rank may also fail before that.
       const uint32_t declared = DeclaredBy(seen);
       const uint32_t taken = LockWord(table_.rank_, declared);
       if (seen == 0 || failed) KUNGFU_FAULT_POINT("before it takes the lock of the table");
@@ -66,7 +66,7 @@ class ChannelTable::Lock {
       if (now - looked < kLookEvery) continue;
       table_.check_wait_(operation_, waited.Look(now));
       awaiting.NoteNoPeer();
-      std::this_thread::sleep_for(std::chrono::microseconds(200));  // longer than a running holder keeps the lock
+      std::this_thread::sleep_for(std::chrono::microseconds(200));  // longer than a running holder holds the lock
       looked = now;
     }
   }
@@ -76,7 +76,8 @@ class ChannelTable::Lock {
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
-  // Declares a channel. A rank must call this before its first write to a channel that it initialises.
+  // Declares a channel. A rank must call this before it first writes to a channel that it is going
+  // to initialize.
   void Declare(uint32_t channel) { Must(Step(LockWord(table_.rank_, channel + 1))); }
   void Release() { Must(Step(0)); }
 
@@ -89,8 +90,8 @@ class ChannelTable::Lock {
     word_ = next;
     return true;
   }
-  // If a step failed, another rank has taken the lock over, because this rank is in the list of failures. The check
-  // below finds this rank in the list and throws.
+  // If a step failed, this rank is in the list of failures, and another rank has taken over the
+  // lock. The check below finds this rank in the list and throws.
   void Must(bool stepped) {
     if (stepped) return;
     table_.check_wait_(operation_, RunTime::Clock::duration::zero());
@@ -98,9 +99,9 @@ class ChannelTable::Lock {
   }
 
   ChannelTable& table_;
-  const Operation& operation_;  // the operation whose name is bound
+  const Operation& operation_;  // the operation whose name is being bound
   std::lock_guard<std::mutex> one_;
-  uint32_t word_ = 0;  // as this rank last wrote it; 0: this rank doesn't hold the lock
+  uint32_t word_ = 0;  // the lock's word as this rank last wrote it; 0 if this rank doesn't hold the lock
 };
 
 ChannelTable::Use ChannelTable::Acquire(const Operation& operation) {
@@ -134,11 +135,12 @@ void ChannelTable::MoveTo(uint32_t generation, const Operation& operation, Bound
 void ChannelTable::EvictOne() {
   auto oldest = names_.end();
   for (auto it = names_.begin(); it != names_.end(); ++it) {
-    // Threads take references under mutex_. So an entry that only the map refers to is idle and stays idle.
+    // Threads take references only under `mutex_`. So an entry to which only the map refers is
+    // idle, and stays idle meanwhile.
     if (it->second.use_count() > 1) continue;
     if (oldest == names_.end() || it->second->last_used < oldest->second->last_used) oldest = it;
   }
-  if (oldest == names_.end()) return;  // all names are in use; Bind reports if no channel is free
+  if (oldest == names_.end()) return;  // all names are in use; `Bind` reports an error if no channel is free
   segment_.channel(oldest->second->channel).ClearUser(rank_);
   names_.erase(oldest);
 }
@@ -156,13 +158,13 @@ void ChannelTable::Bind(const Operation& operation, BoundName& name) {
   if (index == shm::kChannels) {
     if (free == shm::kChannels) {
       throw Error(KF_INVALID, Text("\"", operation.name, "\": at most ", shm::kChannels,
-                                   " collective names are in flight at a time; wait for one first"));
+                                   " collective names can be in flight at the same time; wait for an operation first"));
     }
     index = free;
     KUNGFU_FAULT_POINT("before a channel is declared");
     lock.Declare(index);
     KUNGFU_FAULT_POINT("after a channel is declared");
-    // No rank has bound this channel, so no rank reads these words.
+    // No rank has bound this channel yet, so no rank reads these words.
     shm::ChannelHead& head = segment_.channel(index);
     for (uint32_t r = 0; r < segment_.size(); r++) {
       segment_.mailbox(index, r, 0).sequence.Clear();

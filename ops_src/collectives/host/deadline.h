@@ -1,4 +1,4 @@
-// The time limit of a wait, and the log messages about long waits.
+// The time limit of a wait, and log messages about long waits.
 #ifndef KUNGFU_COLLECTIVES_HOST_DEADLINE_H_
 #define KUNGFU_COLLECTIVES_HOST_DEADLINE_H_
 
@@ -12,12 +12,13 @@
 
 namespace kungfu::host {
 
-// A waiting thread sleeps at most this long before it checks whether its wait can still succeed.
+// A waiting thread sleeps for at most this long before it checks whether its wait can still
+// succeed.
 inline constexpr auto kSlice = std::chrono::milliseconds(20);
 static_assert(kSlice <= RunTime::kLongestSlice);
 
-// The time limit of one wait. The time in which the process was stopped doesn't count (see RunTime). To measure that
-// time, Passed must be called after every sleep.
+// The time limit of one wait. Time during which the process was stopped doesn't count (see
+// RunTime). To detect such times, the waiting thread must call `Passed` after every sleep.
 class Deadline {
  public:
   using Clock = RunTime::Clock;
@@ -26,19 +27,20 @@ class Deadline {
       : limit_(limit), tell_after_(tell_after) {}
 
   bool Passed(Clock::time_point now) { return waited_.Look(now) - counts_from_ > limit_; }
-  // Returns whether the remaining time was short at the last look at the clock. The time is short if it is only just
-  // enough for the launcher to find out which rank is awaited, and to kill that rank.
+  // Returns true if little time was left when the clock was last read. It is little if it is only
+  // just enough for the launcher to find out which rank is awaited, and to kill that rank.
   bool IsOverdue() const {
     return waited_.ran() - counts_from_ > limit_ - std::min<Clock::duration>(limit_ / 2, kReserve);
   }
   void CountFrom(Clock::time_point now) { counts_from_ = waited_.Look(now); }
-  // Excludes the time since the last look at the clock. Unlike CountFrom, it keeps the time that was counted before. So
-  // a deadline passes even if its time is excluded again and again for short periods.
+  // Excludes the time since the clock was last read. Unlike `CountFrom`, this function keeps the
+  // time that was counted before. So a deadline passes even if short periods are excluded again and
+  // again.
   void LeaveOut(Clock::time_point now) {
     const Clock::duration before = waited_.ran();
     counts_from_ += waited_.Look(now) - before;
   }
-  // Logs what(seconds) at growing intervals.
+  // Logs the text that `what(seconds)` returns, at growing intervals.
   template <typename What>
   void Tell(Clock::time_point now, const What& what) {
     const Clock::duration waited = waited_.Look(now);
@@ -49,8 +51,9 @@ class Deadline {
   std::string Limit() const { return Text("within ", limit_.count() / 1000.0, " s"); }
 
  private:
-  // The launcher checks once a second and is certain after 1.2 s of checks. It learns of other hosts a second late, and
-  // has to notify them. docs/recovery.md and the descriptions of the environment variables state this number.
+  // The launcher checks once per second and is certain after 1.2 s of checks. It learns about waits
+  // on other hosts a second late, and must then notify these hosts. docs/recovery.md and the
+  // descriptions of the environment variables also contain this number.
   static constexpr auto kReserve = std::chrono::seconds(5);
 
   RunTime waited_;

@@ -16,7 +16,8 @@
 namespace kungfu::host {
 namespace {
 
-// Older reports are ignored. A process that stands still renews its report at every look.
+// Reports older than this are ignored. A process that stands still renews its report with every
+// look.
 constexpr uint64_t kFreshNs = 1'000'000'000;
 
 uint64_t NowNs() {
@@ -60,7 +61,7 @@ DeadlockWatch::Wait::~Wait() {
 
 // ---- reports
 
-// The caller holds mutex_, here and in the functions below.
+// For this function and the functions below, the caller must hold `mutex_`.
 void DeadlockWatch::TakeBack() {
   if (!reported_) return;
   reported_ = false;
@@ -103,11 +104,12 @@ void DeadlockWatch::Report(const std::string& place, uint32_t num_failed) {
 
 struct DeadlockWatch::Read {
   uint64_t version, since_ns, now_ns, num_failed;
-  std::vector<std::pair<uint64_t, uint32_t>> waits;  // place, generation
+  std::vector<std::pair<uint64_t, uint32_t>> waits;  // for each wait: its place (channel and sequence number), and its
+                                                     // generation
   std::string text;
 };
 
-// Returns none if the rank has no report, or is writing it.
+// Returns none if the rank has no report, or is just writing it.
 std::optional<DeadlockWatch::Read> DeadlockWatch::ReadOf(uint32_t rank) const {
   const shm::WaitReport& report = self_.segment.status(rank).wait_report;
   Read read{};
@@ -153,11 +155,12 @@ std::optional<std::string> DeadlockWatch::Look(bool stands_still, const std::str
   return Conclude(num_failed);
 }
 
-// Returns whether a living member hasn't posted in the operation at `place`: see invariant 5.
+// Returns true if the post of a running member is missing in the operation at `place` (see
+// invariant 5).
 bool DeadlockWatch::LacksPost(uint64_t place, uint32_t generation) const {
   const auto channel = static_cast<uint32_t>(place >> 32), sequence = static_cast<uint32_t>(place);
   for (uint32_t r = 0; r < self_.size; r++) {
-    const auto is_early = [&] {  // the rank failed before this generation, so it isn't a member
+    const auto is_early = [&] {  // true if the rank failed before this generation, so that it isn't a member
       for (uint32_t d = 0; d < generation; d++) {
         if (self_.control.FailedRank(d) == r) return true;
       }

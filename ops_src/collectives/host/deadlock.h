@@ -1,61 +1,62 @@
-// Detection of deadlocks, in which ranks wait for each other in different operations.
+// Detects deadlocks in which ranks wait for each other in different operations.
 //
 // Suppose that one rank waits in operation A, and another rank never begins A because it waits in
-// operation B. Both ranks would wait until a deadline, although the segment contains both facts. So
-// each process reports the operations in which its threads wait. A process reads the reports of all
-// ranks. If they show that no rank can continue, the process closes the communicator with a
-// mismatch error. Such an error would be worse than the wait if the ranks were only slow. The
-// following invariants exclude that:
+// operation B. Both ranks would wait until a deadline, although the segment shows both waits. So
+// each process reports the operations in which its threads wait, and reads the reports of all
+// ranks. If the reports show that no rank can continue, the process closes the communicator with a
+// mismatch error. If the ranks were only slow, such an error would be worse than the wait. The
+// following invariants exclude this case:
 //
-// 1. *Standing still*. A process stands still if two conditions hold. Each of its threads either
-// waits in an operation (a Wait in this file) or sleeps in the kernel. The program's main thread is
-// in such a Wait, or in a call of MindSpore that waits for kernels. The caller of Look checks the
-// conditions (runtime/stillness.h, ms_kungfu/membership/deadlocks.py). A thread doesn't sleep if it
-// is runnable without getting a core, in a page fault, stopped or traced. A process with threads of
-// the user's own never stands still, because these may begin anything at any time. A process that
-// computes on a device never stands still either, because its work isn't visible here.
+// 1. *Standing still*. A process stands still if two conditions hold. First, each of its threads
+// either waits in an operation (a Wait in this file) or sleeps in the kernel. Second, the program's
+// main thread is in such a Wait, or in a call of MindSpore that waits for kernels. The caller of
+// Look checks the conditions (runtime/stillness.h, ms_kungfu/membership/deadlocks.py). A thread
+// doesn't count as sleeping if it is runnable without getting a core, in a page fault, stopped or
+// traced. A process with threads that the user's program has started never stands still, because
+// such threads may begin anything at any time. A process that computes on a device never stands
+// still either, because its work isn't visible here.
 // Test: Deadlock.IsNotFoundInProgramsOfOneOrder
 //
-// 2. A report says that its process stood still in at least kLooks consecutive looks, from time
-// `since` to time `now`. In all these looks, the process was in the same waits, knew the same
-// failures, and had ended no operation in between. So it stood still at every moment in between,
-// except for changes that no look could detect.
+// 2. A report states that its process stood still in at least kLooks consecutive looks, from time
+// `since` to time `now`. In all these looks, the process was in the same waits and knew the same
+// failures. It ended no operation between them. So it stood still during the whole time, except for
+// changes that no look could detect.
 // Test: Deadlock.IsNotFoundInProgramsOfOneOrder
 //
-// 3. A process that concludes a deadlock has read a report of each living rank. All reports have
-// the number of failures that this process knows itself. The latest `since` isn't after the
-// earliest `now`. So there was a moment T at which all processes stood still.
+// 3. A process that concludes a deadlock has read a report of each running rank. Each report
+// contains the same number of failures that this process knows. The latest `since` isn't later than
+// the earliest `now`. So there was a moment T at which all processes stood still.
 // Test: Deadlock.IsNotConcludedWithoutARankUntilItHasFailed
 //
 // 4. When a Wait ends, it withdraws the report of its process before its thread leaves the
-// operation. So if a report is unchanged after the posts were read, its waits had not ended at that
-// time. Their channels still belonged to the same names.
+// operation. So if a report is unchanged after the posts were read, the reported waits had not
+// ended when the posts were read. Their channels still belonged to the same names.
 // Test: Deadlock.IsNotFoundInProgramsOfOneOrder
 //
-// 5. In each reported operation, the post of a living member is missing. Posts are only added, so
-// the post was missing at T too. A failure before T can't end an operation in which a rank waits
-// (3), and nothing else can end it.
+// 5. In each reported operation, the post of a running member is missing. Posts are only added, so
+// the post was also missing at T. By 3, a failure before T can't end an operation in which a rank
+// waits, and nothing else can end it.
 // Test: Deadlock.IsFoundAtAllRanksWhereOneHasAnOperationOfItsOwn
 //
 // 6. Hence at T no thread of any rank could run, and no other rank would wake a thread. Only a post
-// (excluded by 5) or a failure wakes a thread. Background operations are included: the running
+// (excluded by 5) or a failure wakes a thread. This includes background operations: the running
 // operation is a Wait of its thread, and queued operations begin after it. Some threads wait for
-// staging buffers, for their turn with a name, or for the channel table. These waits end when an
-// operation ends, or when a running thread continues. External events (a timer, data) could wake a
-// thread only in a process that 1 excludes.
+// staging buffers, for their turn with a name, or for the channel table. Such a wait ends only when
+// an operation ends or when a running thread continues. External events (a timer, data) could wake
+// a thread only in a process that 1 excludes.
 // Test: Deadlock.IsFoundAtAllRanksWhereOneHasAnOperationOfItsOwn
 //
-// 7. A failure after T doesn't make the error wrong. At T, the ranks that were alive had already
-// begun different operations.
+// 7. The error is correct even if a rank fails after T. The ranks that were running at T had
+// already begun different operations.
 // Test: Deadlock.IsNotConcludedWithoutARankUntilItHasFailed
 //
-// 8. If a rank doesn't report, no rank concludes a deadlock. A rank doesn't report if it hasn't
-// joined, has left, is busy alone (ControlBlock::IsBusy), or is frozen. A rank doesn't report
-// either if it never looks for deadlocks (a program without Python).
+// 8. If a rank doesn't report, no rank concludes a deadlock. A rank doesn't report in these cases:
+// it hasn't joined, it has left, it is busy alone (ControlBlock::IsBusy), it is frozen, or it never
+// looks for deadlocks (a program without Python).
 // Test: Deadlock.IsNotConcludedWhileARankIsBusyAlone
 //
-// All ranks reach the same conclusion and report the same text. Only ranks of the same host are
-// considered.
+// All ranks reach the same conclusion and report the same text. Only deadlocks between ranks of the
+// same host are detected.
 #ifndef KUNGFU_COLLECTIVES_HOST_DEADLOCK_H_
 #define KUNGFU_COLLECTIVES_HOST_DEADLOCK_H_
 
@@ -72,14 +73,14 @@
 
 namespace kungfu::host {
 
-// Detects deadlocks of one communicator. Thread-safe.
+// Detects deadlocks between the ranks of one communicator. Thread-safe.
 class DeadlockWatch {
  public:
   static constexpr uint32_t kLooks = 5;
 
   explicit DeadlockWatch(const Endpoint& self) : self_(self), works_(self.options.tells && !self.options.behind_it) {}
 
-  // Registers, for the lifetime of this object, that the calling thread waits in an operation.
+  // While this object lives, it registers that the calling thread waits in an operation.
   class Wait {
    public:
     Wait(DeadlockWatch& watch, const Flight& flight);
@@ -92,8 +93,8 @@ class DeadlockWatch {
     bool listed_ = false;
   };
 
-  // Checks for a deadlock. Returns the text of a mismatch error if all ranks wait forever. `place` describes where the
-  // program is, or is empty.
+  // Checks for a deadlock. Returns the text of a mismatch error if all ranks would wait forever.
+  // `place` describes where the program is, or is empty.
   std::optional<std::string> Look(bool stands_still, const std::string& place);
 
  private:
@@ -113,19 +114,19 @@ class DeadlockWatch {
   const Endpoint& self_;
   const bool works_;
   std::mutex mutex_;
-  // All guarded by mutex_:
+  // `mutex_` guards these members.
   std::vector<Open> waits_;
   bool reported_ = false;
-  uint32_t looks_ = 0;  // consecutive looks without a change
+  uint32_t looks_ = 0;  // number of consecutive looks without a change
   uint64_t changes_ = 0, seen_changes_ = 0;
   uint64_t seen_operations_ = 0;
   uint32_t seen_num_failed_ = 0;
   uint64_t since_ns_ = 0;
 };
 
-// The threads of this process that have waited in an operation for long, in any communicator. With AwaitOne, a thread
-// sleeps until there is at least one. Thread-safe. The object is never destroyed, because a thread may use it until the
-// process ends.
+// The threads of this process that have waited in an operation for a long time, in any
+// communicator. AwaitOne lets a thread sleep until there is at least one such thread. Thread-safe.
+// The object is never destroyed, because a thread may use it until the process ends.
 class SlowThreads {
  public:
   static SlowThreads& Get();

@@ -1,4 +1,5 @@
-// One rank's access to the segment of its cluster version. All parts of a host's communicator use it.
+// One rank's access to the segment of its cluster version. All parts of a host's communicator use
+// it.
 #ifndef KUNGFU_COLLECTIVES_HOST_ENDPOINT_H_
 #define KUNGFU_COLLECTIVES_HOST_ENDPOINT_H_
 
@@ -21,8 +22,8 @@ struct Endpoint {
   const uint32_t size;
   const uint64_t cluster_version;
   const CommunicatorOptions options;
-  const bool oversubscribed;  // the host has more ranks than cores
-  // These two belong to the communicator:
+  const bool oversubscribed;  // true if the host has more ranks than cores
+  // The communicator owns these two objects:
   const OneProcess& process;
   const Closure& closure;
 };

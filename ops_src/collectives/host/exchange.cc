@@ -1,40 +1,40 @@
 // The exchange of data between the ranks of a host. The invariants are numbered across several files.
 // host_communicator.h lists the files.
 //
-// 1. A rank *posts* when it begins an operation. It takes the next sequence number k of the name's
-// channel. It fills its mailbox for k with the signature, the count and, if it fits, the payload.
-// The comment on Mailbox explains why post k may overwrite post k-2.
+// 1. A rank *posts* when it begins an operation. It takes the next sequence number k in the channel
+// of the operation's name. It fills its mailbox for k with the signature, the count and, if it
+// fits, the payload. The comment on Mailbox explains why post k may overwrite post k-2.
 // Test: Names.RandomSchedulesGiveRightSums
 //
-// 2. The rank waits for post k of all members and compares the posts with its own. If two posts
+// 2. The rank waits for post k of all members, and compares these posts with its own. If two posts
 // differ, each rank sees at least one post that differs from its own. So every rank throws a
 // mismatch error. No rank continues, and no rank hangs.
 // Test: Mismatch.RaisesAtEveryRankWithTheRanksAndTheNextOperationWorks
 //
-// 3. The size of the data determines how it is transferred:
-// - Up to kInlineBytes: the data is in the mailbox. A rank waits once.
-// - One chunk: the data is in the rank's buffer before the rank posts. A rank waits once. With more
-//   ranks than cores, a chunk may fill all buffers of the rank.
-// - Several chunks, pipelined: a rank copies chunk c into its buffer c mod kBuffers after all other
-//   ranks are done with chunk c-kBuffers. Then it raises `ready`. When chunk c of all ranks is
-//   ready, the rank reads these chunks, writes its output, and raises `done`. It stages some chunks
-//   ahead, so that it rarely waits.
-// - Several chunks, split: used by an all-reduce with at least kSplitRanks ranks. (With more ranks
-//   than cores, a smaller all-reduce is split too, as one chunk.) Between `ready` and `done`, each
-//   rank reduces its part of chunk c, in place in its own buffer, and raises `reduced`. Then it
-//   copies all parts to its output. It reduces chunk c+1 before it copies chunk c, so that the
-//   other ranks have time to finish.
+// 3. The amount of data determines how it is transferred:
+// - Up to kInlineBytes: the data is in the mailbox. A rank waits only once.
+// - One chunk: the data is in the rank's buffer before the rank posts. A rank waits only once. If
+//   there are more ranks than cores, a chunk may fill all of the rank's buffers.
+// - Several chunks, pipelined: when all other ranks are done with chunk c-kBuffers, a rank copies
+//   chunk c into its buffer number c mod kBuffers. Then it raises `ready`. When chunk c of all
+//   ranks is ready, the rank reads these chunks, writes its output, and raises `done`. It stages
+//   some chunks ahead, so that it rarely waits.
+// - Several chunks, split: an all-reduce uses this if it has at least kSplitRanks ranks. (If there
+//   are more ranks than cores, a smaller all-reduce is split too, as one chunk.) Between `ready`
+//   and `done`, each rank reduces its part of chunk c, in place in its own buffer, and raises
+//   `reduced`. Then it copies all parts to its output. It reduces chunk c+1 before it copies chunk
+//   c, so that the other ranks have time to finish.
 // Test: AllReduce.CutsIntoChunksAnywhere
 //
-// There is no circular wait. In a pipeline, a rank at chunk c waits for `ready` of chunk c. Another
-// rank raises it after all ranks have raised `done` for chunk c-kBuffers. Ranks reach chunk c only
-// after they are done with all earlier chunks. In a split, a rank stages at most kBuffers-2 chunks
-// ahead of chunk c. This needs `done` of chunk c-2, which every rank raises before it reaches chunk
-// c.
+// There is no circular wait. In a pipeline, a rank at chunk c waits until another rank raises
+// `ready` for chunk c. The other rank raises it after all ranks have raised `done` for chunk
+// c-kBuffers. Ranks reach chunk c only after they are done with all earlier chunks. In a split, a
+// rank stages at most kBuffers-2 chunks ahead of chunk c. This requires `done` for chunk c-2, which
+// every rank raises before it reaches chunk c.
 //
-// Each element is reduced from rank 0 upwards, wherever the chunks begin. So the bits of the result
-// depend only on the size and the inputs. All ranks have the same bits; in a split, this is because
-// only one rank reduces each element.
+// Each element is reduced in the order of the ranks, from rank 0 upwards, wherever the chunks
+// begin. So the bits of the result depend only on the size and the inputs. All ranks have the same
+// bits. In a split this holds because only one rank reduces each element.
 #include "collectives/host/exchange.h"
 
 #include <algorithm>
@@ -50,23 +50,25 @@
 namespace kungfu::host {
 namespace {
 
-// Number of chunks staged ahead of the chunk that is being read. If cores are scarce, each wait costs a switch to
-// another rank. In that case a rank stages as many chunks as fit.
+// The number of chunks that a rank stages ahead of the chunk that it reads. If cores are scarce,
+// each wait costs a switch to another rank, so a rank stages as many chunks as fit.
 constexpr uint32_t kAhead = 2;
 constexpr uint32_t kAheadOversubscribed = shm::kBuffers - 1;
-// Staging and reading alternate in pieces of this size. One of them reads the caller's memory, while the other reads
-// the other ranks' caches and writes the result. So the processor has more loads and stores in flight. The smaller size
-// is for results that are streamed. With it, two ranks take 31 ms for 256 MiB; with the larger size they take 37 ms.
-// The larger size is faster if all data is in the caches (1 MiB: 0.20 ms instead of 0.24 ms).
+// A rank alternates between staging and reading, in pieces of this size. Staging reads the caller's
+// memory. Reading accesses the other ranks' caches and writes the result. So the processor has more
+// loads and stores in flight. The smaller size is for results that bypass the caches: with it, two
+// ranks take 31 ms for 256 MiB, and with the larger size 37 ms. The larger size is faster if all
+// data is in the caches: 0.20 ms instead of 0.24 ms for 1 MiB.
 constexpr size_t kBlend = 16 << 10;
 constexpr size_t kBlendStreamed = 4 << 10;
-// Data that is staged as one chunk bypasses the caches from this size on. This is as fast if the ranks share a cache,
-// and three times as fast if they don't. For several chunks, see StagingChoice.
+// Data that is staged as one chunk bypasses the caches if it has at least this size. This is as
+// fast as plain stores if the ranks share a cache, and three times as fast if they don't.
+// StagingChoice makes this choice for several chunks.
 constexpr size_t kStreamOnce = 4 << 10;
-// Results of at least this size bypass the caches when they are written. They would have left the caches before they
-// are used in any case.
+// Results of at least this size bypass the caches when they are written. Even without this, they
+// would have left the caches before the program uses them.
 constexpr size_t kStreamBytes = 8 << 20;
-// The highest bits of a mailbox's count are the rank's weight.
+// The highest bits of a mailbox's count contain the rank's weight.
 constexpr int kWeightShift = 64 - kWeightBits;
 constexpr uint64_t kCountMask = (uint64_t{1} << kWeightShift) - 1;
 
@@ -85,8 +87,8 @@ void Exchange::Run(Flight& flight) {
     RunAtOnce(flight);
     return;
   }
-  // Each kind of operation has separate histories, one for each power of four of the size. Data that fits in a cache
-  // behaves differently from larger data.
+  // Each kind of operation has several separate histories, one for each power of four of the number
+  // of chunks. Data that fits in a cache behaves differently from larger data.
   const uint32_t magnitude = std::min<uint32_t>(5, (31 - __builtin_clz(flight.chunks)) / 2);
   const uint32_t history = static_cast<uint32_t>(flight.operation.kind) * 6 + magnitude;
   StagingTurns turns(staging_choice_, history, flight.chunks, flight.chunk_bytes, flight.part_bytes);
@@ -97,8 +99,8 @@ void Exchange::Run(Flight& flight) {
   }
 }
 
-// Runs an operation whose data is a single chunk or fits in the mailbox. This rank's data is in place before its post.
-// So a rank that has seen all posts has all the data that it needs.
+// Runs an operation whose data is a single chunk or fits in the mailbox. This rank's data is in
+// place before the rank posts. So a rank that has seen all posts has all the data that it needs.
 void Exchange::RunAtOnce(Flight& flight) {
   const Operation& operation = flight.operation;
   shm::Mailbox& mine = FillMailbox(flight);
@@ -132,8 +134,8 @@ void Exchange::RunAtOnce(Flight& flight) {
   End(flight);
 }
 
-// Runs an operation chunk by chunk. A rank stages the next chunk while the other ranks' data for the present chunk
-// arrives.
+// Runs an operation chunk by chunk. A rank stages the next chunk while the other ranks' data for
+// the current chunk is still arriving.
 void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
   const Operation& operation = flight.operation;
   rules_.Publish(FillMailbox(flight).sequence, flight.sequence);
@@ -194,7 +196,8 @@ void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
     turns.HaveRead(chunk + 1);
   }
   if (!flight.Brings(self_.rank)) rules_.Publish(ready, base + flight.chunks);
-  // A rank that reads no data still waits for the last word of all members before it returns: see invariant 6.
+  // By invariant 6, even a rank that reads no data waits for the last word of all members before it
+  // returns.
   for (const uint32_t r : members) {
     if (!reads && r != self_.rank && flight.Brings(r)) {
       waiting_.Await(self_.segment.ready(staging_buffer, r), base + flight.chunks, r, flight);
@@ -203,9 +206,9 @@ void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
   End(flight);
 }
 
-// Runs an all-reduce in which each rank reduces one part of every chunk. It does so in place in its own buffer, because
-// no other rank reads that part of the buffer. With n ranks, each rank reads n unreduced parts and n reduced parts,
-// instead of n whole chunks.
+// Runs an all-reduce in which each rank reduces one part of every chunk. The rank reduces it in
+// place in its own buffer, because no other rank reads this part of the buffer. With n ranks, each
+// rank reads n unreduced parts and n reduced parts, instead of n whole chunks.
 void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
   const Operation& operation = flight.operation;
   rules_.Publish(FillMailbox(flight).sequence, flight.sequence);
@@ -221,7 +224,8 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
   const bool stream = flight.part_bytes >= kStreamBytes;
   Cursor input(operation);
   Cursor output(operation);
-  // Returns where the part of members[i] begins in a chunk of `bytes`. All parts but the last are whole cache lines.
+  // Returns where the part of `members[i]` begins in a chunk of `bytes` bytes. All parts except the
+  // last one consist of whole cache lines.
   const auto part_begin = [&](uint32_t i, size_t bytes) {
     const size_t part = (bytes / num + shm::kLine) / shm::kLine * shm::kLine;
     return std::min(bytes, i * part);
@@ -249,8 +253,8 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
   uint32_t staged = 0;
   turns.BeginStaging();
   for (uint32_t chunk = 0; chunk < flight.chunks; chunk++) {
-    // Stages one chunk less than there is room for: the previous chunk is gathered only after the present chunk is
-    // reduced.
+    // Stage one chunk less than fits in the buffers, because the previous chunk is gathered only
+    // after the current chunk has been reduced.
     for (; staged < flight.chunks && staged <= chunk + std::min(ahead_, shm::kBuffers - 2); staged++) {
       StageChunk(flight, turns, staged, input);
     }
@@ -285,13 +289,15 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
   End(flight);
 }
 
-// Leaves the operation. With a pinned buffer, the rank leaves later, when it lets go of the buffer.
+// Leaves the operation. If the buffer is pinned, the rank doesn't leave here but later, when it
+// lets go of the buffer.
 void Exchange::End(const Flight& flight) const {
   KUNGFU_FAULT_POINT("before it leaves");
   if (!flight.inlined && !flight.pinned) staging_buffers_.Leave(flight, /*failed=*/false);
 }
 
-// Waits until no rank reads the previous content of this rank's buffer for `chunk`. Failed ranks read nothing.
+// Waits until no rank reads the previous contents of this rank's buffer for `chunk` any more.
+// Failed ranks read nothing.
 void Exchange::AwaitRoom(Flight& flight, uint32_t chunk) {
   if (chunk < shm::kBuffers) return;
   for (const uint32_t r : flight.members) {
@@ -308,8 +314,8 @@ shm::Mailbox& Exchange::FillMailbox(const Flight& flight) {
   return mailbox;
 }
 
-// Copies chunk `chunk` of this rank's data into the rank's buffer, when no rank reads the buffer's previous content any
-// more.
+// Waits until no rank reads the previous contents of this rank's buffer for `chunk`. Then copies
+// this rank's chunk number `chunk` into the buffer.
 void Exchange::StageChunk(Flight& flight, StagingTurns& turns, uint32_t chunk, Cursor& input) {
   AwaitRoom(flight, chunk);
   const bool past_caches = turns.Streams(chunk);
@@ -342,14 +348,15 @@ void Exchange::AwaitMailboxes(Flight& flight) {
   if (flight.operation.weighting.total != nullptr) {
     *flight.operation.weighting.total = std::accumulate(weights.begin(), weights.end(), uint64_t{0});
   }
-  if (IsToRoot(flight.operation.kind)) weights.pop_back();  // the root is the last member and contributes nothing
+  if (IsToRoot(flight.operation.kind)) weights.pop_back();  // the root is the last member, and it contributes nothing
   flight.reduce.Weigh(flight.operation, weights);
 }
 
-// Throws a mismatch error that lists what each rank contributed. Every rank gets here in the same operation, because
-// each rank has seen a post that differs from its own. The exception: if a rank has failed without a complaint, all
-// ranks leave the operation. The last rank that leaves resets the staging buffer, if one was bound, because some ranks
-// may have staged chunks already.
+// Throws a mismatch error that lists what each rank contributed. Every rank gets here in the same
+// operation, because each rank has seen a post that differs from its own. There is one exception:
+// if a rank has failed without a complaint, all ranks leave the operation instead. If a staging
+// buffer was bound, the last rank that leaves resets it, because some ranks may already have staged
+// chunks.
 void Exchange::ReportMismatch(Flight& flight) {
   shm::Complaint& mine = self_.segment.complaint(flight.channel, self_.rank);
   CopyText(mine.text, Describe(flight.operation));
@@ -359,9 +366,10 @@ void Exchange::ReportMismatch(Flight& flight) {
   std::vector<std::pair<std::string, std::string>> brought;  // (ranks, what)
   for (const uint32_t r : flight.members) {
     shm::Complaint& theirs = self_.segment.complaint(flight.channel, r);
-    // This wait throws if the rank failed before it could complain. Without the failed ranks there may be no mismatch.
+    // This wait throws if the rank failed before it could complain. Without the failed rank, there
+    // may be no mismatch.
     waiting_.Await(theirs.sequence, flight.sequence, r, flight);
-    if (!self_.control.IsWorker(r)) continue;  // the transport only repeats what one of the ranks contributed
+    if (!self_.control.IsWorker(r)) continue;  // the transport only repeats what one of the ranks has contributed
     const std::string what = TextOf(theirs.text);
     const auto same = std::find_if(brought.begin(), brought.end(), [&](const auto& b) { return b.second == what; });
     if (same == brought.end()) {

@@ -1,4 +1,4 @@
-// How the members of an operation on one host exchange their data.
+// Exchanges data between the members of an operation on one host.
 #ifndef KUNGFU_COLLECTIVES_HOST_EXCHANGE_H_
 #define KUNGFU_COLLECTIVES_HOST_EXCHANGE_H_
 
@@ -19,8 +19,8 @@ class Exchange {
   Exchange(const Endpoint& self, const FailureRules& rules, const Waiting& waiting,
            const StagingBuffers& staging_buffers);
 
-  // Makes one attempt at the operation, with its present members. Throws Unfinished if a member failed before its
-  // contribution was finished.
+  // Makes one attempt at the operation with its current members. Throws Unfinished if a member
+  // failed before its contribution was finished.
   void Run(Flight& flight);
 
  private:
@@ -38,7 +38,7 @@ class Exchange {
   const FailureRules& rules_;
   const Waiting& waiting_;
   const StagingBuffers& staging_buffers_;
-  const uint32_t ahead_;  // number of chunks staged ahead of the chunk that is being read
+  const uint32_t ahead_;  // number of chunks that are staged ahead of the chunk that is being read
   StagingChoice staging_choice_;
 };
 

@@ -1,61 +1,63 @@
-// How survivors proceed after a failure. The invariants are numbered across several files. host_communicator.h lists
-// the files.
+// Determines how survivors proceed after a failure. The invariants are numbered across several
+// files. host_communicator.h lists the files.
 //
 // If a rank fails and the launcher's policy is to fail, each waiting rank throws PeerLostError at
-// its next check. If the policy is to recover, the survivors continue without the failed rank, all
-// in the same way:
+// its next check. If the policy is to recover, all survivors continue without the failed rank, in
+// the same way:
 //
-// 5. A rank publishes by changing words. These words are fenced before the rank's failure is announced
-// (SegmentControlBlock::MarkLost). From then on they never change. The owner changes a word by compare-and-swap, and
-// the launcher changes it by fetch-or, so one of the two changes is first. A rank that is expelled while its process
-// is alive can't publish, and detects the fence when it tries: see 11.
+// 5. A rank publishes by changing words. Before the rank's failure is announced, these words are
+// fenced (SegmentControlBlock::MarkLost). From then on they never change. The owner changes a word
+// by compare-and-swap, and the launcher changes it by fetch-or, so one of the two changes comes
+// first. A rank that is expelled while its process is running can't publish. It detects the fence
+// when it tries to publish (see 11).
 // Test: WithoutOne.AnExpelledProcessLearnsItAndPublishesNothing
 //
 // 6. A rank's contribution to an operation is *finished* when the rank has published its last word
 // in that operation. If all data is in place before the post, the last word is the post. Otherwise
 // it is the last `ready`, or in a split the last `reduced`. (In a broadcast, only the root's
-// contribution matters.) No rank returns before it has seen the last word of all members: it waits
-// for all posts, and reads each chunk only when the chunk is ready.
+// contribution matters.) No rank returns before it has seen the last word of all members, because
+// it waits for all posts, and reads each chunk only when the chunk is ready.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 //
 // If operations differ, the last word of a rank that has seen the difference is its complaint. This
 // rank returns after it has seen all complaints. A rank that hasn't seen the difference yet judges
 // the failed rank's contribution by its own operation. If it considers the contribution unfinished,
 // it leaves without a complaint. If it considers the contribution finished, it continues and sees
-// the difference. A failed rank that has complained had seen all posts before. So all posts are
+// the difference. If the failed rank has complained, it had seen all posts before. So all posts are
 // there, and all ranks complain. If the failed rank hasn't complained, no rank returns, and the
-// ranks that wait for its complaint leave too. The result:
-// - If the failed rank's contribution is finished, its buffers and words contain everything that is
-//   still to be read. The failed rank reads nothing, so no rank waits for its `done`. All ranks end
-//   the operation with its contribution.
-// - If the contribution isn't finished, no rank has ended the operation and none can. All ranks
-//   repeat it without the failed rank.
+// ranks that wait for its complaint leave too. The result is:
+// - If the failed rank's contribution is finished, its buffers and words contain everything that
+//   the survivors still have to read. The failed rank reads nothing, so no rank waits for its
+//   `done`. All ranks end the operation with its contribution.
+// - If the contribution isn't finished, no rank has ended the operation and no rank can end it. All
+//   ranks repeat the operation without the failed rank.
 // Test: WithoutOne.AMismatchIsStillAMismatch
 // Test: WithoutOne.AMismatchIsStillAMismatchIfAFailedRankHadPosted
 //
-// Survivors choose between the two cases by reading words that don't change any more. So every survivor makes the same
-// choice.
+// Survivors choose between the two cases by reading words that don't change any more. So every
+// survivor makes the same choice.
 //
-// 11. The launcher may be unable to kill a rank, and then expels the rank while its process is alive. That rank may
-// have stopped at any instruction, and may continue at any time. Its later actions are harmless:
-// - Its counters are fenced, and before them the word with which it gives up. So no consequence of its expulsion makes
-//   other ranks give up. Once it is in the list of failures, other ranks ignore a notice that it wrote before. The
-//   expelled rank's next step fails, or its next check finds it in that list. Then it closes only its own
-//   communicator.
-// - It writes plainly to its own mailboxes, buffers, complaints and status. Other ranks read only
-//   data that its counters have announced. To overwrite announced data, it would first have to
-//   announce other data. Post k is overwritten by post k+2, after post k+1. A buffer is overwritten
-//   after the other ranks are done with it. A chunk of another operation is written to a staging
-//   buffer after all ranks have left that buffer. No other rank writes to its buffers.
-// - It raises `left` only in an operation that it has ended and in which it is a member. If it is
+// 11. If the launcher can't kill a rank's process, it expels the rank while the process is still
+// running. The process may have stopped at any instruction, and may continue at any time. Its later
+// actions are harmless:
+// - Its counters are fenced. The word with which it gives up is fenced before the counters. So no
+//   consequence of its expulsion makes other ranks give up. Once it is in the list of failures,
+//   other ranks ignore a notice that it wrote before. The expelled rank's next step fails, or its
+//   next check finds the rank in that list. Then it closes only its own communicator.
+// - It makes plain writes only to its own mailboxes, buffers, complaints and status. Other ranks
+//   read only data that its counters have announced. To overwrite announced data, it would first
+//   have to announce other data. Post k is overwritten by post k+2, after post k+1. A buffer is
+//   overwritten after the other ranks are done with it. A chunk of another operation is written to
+//   a staging buffer after all ranks have left that buffer. No other rank writes to its buffers.
+// - It raises `left` only in an operation that it has ended and of which it is a member. If it is
 //   the last rank to leave, it releases a staging buffer late. No other rank can release or use
-//   that buffer until then. For the same time, the rank keeps its bit in the channel
+//   that buffer until then. During the same time, the rank keeps its bit in the channel
 //   (ChannelHead::users). Hence `left` and the staging word still belong to that operation: no
-//   later operation of the same name and generation can end without this rank.
+//   later operation with the same name and generation can end without this rank.
 // - It may take a free staging buffer while another rank binds a different one to the operation.
-//   One compare-and-swap decides which rank binds its buffer, and the other rank releases the
-//   buffer that it took. If the expelled rank never runs again, its staging buffer stays bound.
-// - For the channel table, see channel_table.h.
+//   One compare-and-swap decides which rank binds its buffer. The other rank releases the buffer
+//   that it took. If the expelled rank's process never runs again, its staging buffer stays bound.
+// - channel_table.h describes why its actions on the channel table are harmless.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneIsGivenUpAndGoesOn
 // Test: WithoutOne.ExpelledProcessMakesNoOtherGiveUp
 #include "collectives/host/failure_rules.h"
@@ -64,8 +66,9 @@
 
 namespace kungfu::host {
 
-// Returns whether the rank's contribution is finished, as far as this rank knows. The answer may change from true to
-// false later, when this rank binds a staging buffer or sees that the operations differ.
+// Returns true if the rank's contribution is finished, as far as this rank knows. The answer may
+// change later from true to false, when this rank binds a staging buffer or sees that the
+// operations differ.
 bool FailureRules::HasFinished(uint32_t rank, const Flight& flight) const {
   const shm::Segment& segment = self_.segment;
   if (segment.complaint(flight.channel, rank).sequence.Reached(flight.sequence)) return true;
@@ -114,7 +117,8 @@ void FailureRules::ThrowIfPointless(const Flight& flight) const {
 void FailureRules::ThrowIfPointless(const shm::Counter& counter, uint32_t target, uint32_t peer,
                                     const Flight& flight) const {
   ThrowIfPointless(flight);
-  // Read the state before the counter: the peer may have contributed and left immediately afterwards.
+  // Read the state before the counter, because the peer may have contributed and left immediately
+  // afterwards.
   if (self_.control.State(peer) == RankState::kLeft && !counter.Reached(target)) {
     throw Error(KF_PEER_LOST, Text(flight.Title(), self_.control.PeerName(peer),
                                    " has finished and left, cluster version ", self_.cluster_version));
@@ -136,7 +140,7 @@ void FailureRules::ThrowIfLost(const std::string& title) const {
   std::string lost;
   for (uint32_t r = 0; r < self_.size; r++) {
     if (HasFailed(r) || self_.control.State(r) != RankState::kLost)
-      continue;  // a failure from which the other ranks recover is no reason to throw
+      continue;  // the other ranks recover from this failure, so it is no reason to throw
     lost += Text(lost.empty() ? "" : ", ", self_.control.PeerName(r), " ", self_.control.LostReason(r));
   }
   throw Error(KF_PEER_LOST, Text(title, lost, ", cluster version ", self_.cluster_version));

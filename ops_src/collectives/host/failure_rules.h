@@ -1,4 +1,5 @@
-// Which ranks have failed, how that affects an operation, and when a wait can't succeed any more.
+// Determines which ranks have failed, how a failure affects an operation, and when a wait can't
+// succeed any more.
 #ifndef KUNGFU_COLLECTIVES_HOST_FAILURE_RULES_H_
 #define KUNGFU_COLLECTIVES_HOST_FAILURE_RULES_H_
 
@@ -12,41 +13,47 @@
 
 namespace kungfu::host {
 
-// Thrown if an operation can't be finished because a rank failed. The operation must be repeated without that rank.
+// Thrown if an operation can't be finished because a rank failed. The operation must be repeated
+// without that rank.
 struct Unfinished {};
 
-// Thrown if this rank has been declared failed although its process is alive.
+// Thrown if this rank has been declared failed although its process is running.
 struct Expelled : Error {
   using Error::Error;
 };
 
-// Thrown if the operation failed in the same way at all ranks. The communicator stays usable.
+// Thrown if the operation failed in the same way on all ranks. The communicator stays usable.
 struct FailedEverywhere : Error {
   using Error::Error;
 };
 
-// Checks whether an operation can continue. Its functions throw if the caller must leave the operation. Thread-safe.
+// Checks whether an operation can continue. The functions throw if the caller must leave the
+// operation. Thread-safe.
 class FailureRules {
  public:
   explicit FailureRules(const Endpoint& self) : self_(self) {}
 
   bool HasFailed(uint32_t rank) const { return self_.control.HasFailed(rank); }
-  // Throws Unfinished if a rank failed before its contribution to this operation was finished. Throws Expelled if this
-  // rank has been declared failed.
+  // Throws Unfinished if a rank failed before its contribution to this operation was finished.
+  // Throws Expelled if this rank itself has been declared failed.
   void CheckFailures(const Flight& flight) const;
-  // Advances one of this rank's words to `next`. Throws Expelled if the word has been fenced.
+  // Advances one of this rank's words to `next`. Throws Expelled if the launcher has fenced the
+  // word.
   void Publish(shm::Counter& word, uint32_t next) const {
     if (!word.Advance(next)) ThrowExpelled();
   }
   [[noreturn]] void ThrowExpelled() const;
 
   void ThrowIfClosed() const;
-  // Throws if a wait can't succeed any more, or if an operation mustn't begin. `title` begins the error message.
+  // Throws if a wait can't succeed any more, or if an operation mustn't begin. The error message
+  // begins with `title`.
   void ThrowIfPointless(const std::string& title) const;
   void ThrowIfPointless(const Flight& flight) const;
-  // Throws also if `peer`, whose `counter` is awaited, has left before it contributed.
+  // Makes the same checks for a wait until `counter` of `peer` reaches `target`. Also throws if
+  // `peer` has left before it contributed.
   void ThrowIfPointless(const shm::Counter& counter, uint32_t target, uint32_t peer, const Flight& flight) const;
-  // Makes the same checks for the lock of the channel table, which another rank has held for `waited`.
+  // Makes the same checks for a wait for the channel table's lock, which another rank has held for
+  // `waited`.
   void ThrowIfPointless(const Operation& operation, RunTime::Clock::duration waited) const;
   void ThrowIfLost(const std::string& title) const;
 

@@ -1,4 +1,4 @@
-// A running operation, at one rank.
+// The state of a running operation on one rank.
 #ifndef KUNGFU_COLLECTIVES_HOST_FLIGHT_H_
 #define KUNGFU_COLLECTIVES_HOST_FLIGHT_H_
 
@@ -15,14 +15,15 @@
 
 namespace kungfu::host {
 
-// With more ranks than cores, each wait costs a switch to another rank. So a rank stages up to this much at once, as
-// one chunk that fills all its buffers.
+// If there are more ranks than cores, each wait costs a switch to another rank. So a rank stages up
+// to this many bytes at once, as one chunk that fills all its buffers.
 inline constexpr size_t kWholeBytes = 3 * shm::kBufferBytes;
-// An all-reduce is split among the ranks if there are at least this many ranks.
+// An all-reduce with at least this many ranks is split among the ranks.
 inline constexpr uint32_t kSplitRanks = 3;
-// Data that could be staged at once is split if all ranks together contribute more than this. A split costs one more
-// switch to another rank, but each rank reads less. Four ranks on two cores, 256 KiB: 80 us instead of 130 us. Eight
-// ranks: 180 us instead of 510 us.
+// An all-reduce whose data could be staged at once is still split if all ranks together contribute
+// more bytes than this. A split costs one more switch to another rank, but each rank reads less.
+// For 256 KiB on two cores, the split takes 80 us instead of 130 us with four ranks, and 180 us
+// instead of 510 us with eight ranks.
 inline constexpr size_t kSplitWholeBytes = 384 << 10;
 
 struct Flight {
@@ -51,20 +52,21 @@ struct Flight {
     if (operation.kind == Kind::kBroadcast) return operation.root == rank;
     return !IsToRoot(operation.kind) || operation.root != rank;
   }
-  // Returns whether the rank reads the other ranks' contributions.
+  // Returns true if the rank reads the other ranks' contributions.
   bool Reads(uint32_t rank) const { return !IsToRoot(operation.kind) || operation.root == rank; }
-  // Returns the buffer for chunk `chunk`.
+  // Returns the number of the buffer for chunk `chunk`.
   uint32_t BufferOf(uint32_t chunk) const { return whole ? 0 : chunk; }
   // Returns the number of bytes that this rank reads from each other rank that contributes.
   uint64_t ReadFromEach() const { return splits ? (planes + 1) * part_bytes / members.size() : planes * part_bytes; }
   size_t BytesOf(uint32_t chunk) const { return std::min(chunk_bytes, part_bytes - chunk * chunk_bytes); }
-  // Returns whether all chunks of a rank fit in its buffers at the same time, one after another.
+  // Returns true if all chunks of a rank fit in its buffers at the same time, one after another.
   bool FitsStagingBuffer() const {
     return part_bytes <= shm::kBuffers * shm::kBufferBytes && parts == 1 && planes == 1;
   }
-  // Returns whether the data stays in the staging buffer at the root. This holds if only one rank contributes.
+  // Returns true if the root leaves the data in the staging buffer. It does so if only one rank
+  // contributes.
   bool StaysInStagingBuffer() const { return pinned && operation.kind == Kind::kReduceTo && members.size() == 2; }
-  // Returns how messages about this operation begin.
+  // Returns the text with which messages about this operation begin.
   std::string Title() const { return TitleOf(operation); }
 
   const Operation& operation;
@@ -73,25 +75,26 @@ struct Flight {
   const uint32_t channel;
   const uint32_t sequence;
   const uint64_t signature;
-  const uint64_t count;  // elements that a rank contributes
-  const size_t unit;     // bytes of one element
-  const uint32_t parts;  // number of parts of a reduce-scatter, otherwise 1
-  const size_t planes;   // the most planes of a rank, or 1 without planes
+  const uint64_t count;  // number of elements that a rank contributes
+  const size_t unit;     // number of bytes of one element
+  const uint32_t parts;  // number of parts in a reduce-scatter, and 1 in any other operation
+  const size_t planes;   // the largest number of planes of a rank, or 1 without planes
   const size_t part_bytes;
-  const bool whole;          // staged at once, in all buffers of the rank
-  const bool splits;         // each rank reduces a part of the data
-  const size_t chunk_bytes;  // bytes of a part in one chunk; whole cache lines, so that parts stay aligned
+  const bool whole;          // true if the data is staged at once, in all of the rank's buffers
+  const bool splits;         // true if each rank reduces a part of the data
+  const size_t chunk_bytes;  // number of bytes of a part in one chunk; a multiple of the cache line, so that parts stay
+                             // aligned
   const uint32_t chunks;
-  const bool inlined;  // the data is in the mailboxes
+  const bool inlined;  // true if the data is in the mailboxes
   Reducer reduce;
-  bool bound = false;           // whether a staging buffer is bound; the fields below are valid then
-  uint32_t staging_buffer = 0;  // its number
-  bool pinned = false;          // the members keep the staging buffer after the end
-  uint32_t base = 0;            // `ready` and `done` of this rank when the operation began
-  uint32_t base_reduced = 0;    // `reduced` of this rank when the operation began
-  bool differs = false;         // a rank has posted a different operation
-  // The deadline of the whole operation. It begins at the first wait that is longer than a spin, because most
-  // operations never have to read the clock.
+  bool bound = false;           // true if a staging buffer is bound; only then are the fields below valid
+  uint32_t staging_buffer = 0;  // the number of the staging buffer
+  bool pinned = false;          // true if the members keep the staging buffer after the operation has ended
+  uint32_t base = 0;            // this rank's `ready` and `done` counters when the operation began
+  uint32_t base_reduced = 0;    // this rank's `reduced` counter when the operation began
+  bool differs = false;         // true if a rank has posted a different operation
+  // The deadline of the whole operation. It begins at the first wait that is longer than a spin, so
+  // that most operations never read the clock.
   std::optional<Deadline> deadline;
 };
 

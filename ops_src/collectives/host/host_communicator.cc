@@ -1,29 +1,30 @@
-// The lifecycle of a host's communicator, and the repetition of operations. The invariants are numbered across several
-// files. host_communicator.h lists the files.
+// The lifecycle of a host's communicator, and the repetition of operations. The invariants are
+// numbered across several files. host_communicator.h lists the files.
 //
-// 7. Repetition. The failures have an order (ControlBlock::FailedRank, append-only). *Generation* g of a name has all
-// ranks except the first g failed ranks. Each generation has its own channel, so the words and buffers of a failed
-// attempt stay unchanged for ranks that still read them. A rank leaves generation g only after it has found that a
-// member's contribution there will stay unfinished forever. Then all ranks leave generation g, in the same operation.
-// Hence the survivors' operations with a name match in each generation as they did in the previous generation. The
-// same argument applies to a second failure in g+1. It also applies to a failure that was known before but is later in
-// the order.
+// 7. Repetition. The failures have an order (ControlBlock::FailedRank is an append-only list).
+// *Generation* g of a name has all ranks except the first g failed ranks. Each generation has its
+// own channel, so the words and buffers of a failed attempt stay unchanged for ranks that still
+// read them. A rank leaves generation g only after it has found that a member's contribution there
+// will stay unfinished forever. Then all ranks leave generation g, in the same operation. Hence the
+// survivors' operations with a name match in each generation as they did in the previous
+// generation. The same argument applies to a second failure in g+1. It also applies to a failure
+// that was already known but comes later in the order.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverTwoFail
 //
-// A rank that notices a failure late reaches the same conclusions. A rank never waits forever for a rank that has
-// moved to g+1: the failure that caused the move also makes the waiting rank move to g+1. The waiting rank checks at
-// least every kSlice, and immediately when a failure is announced.
+// A rank that notices a failure late reaches the same conclusions. A rank never waits forever for a
+// rank that has moved to g+1, because the waiting rank detects the same failure and moves to g+1
+// too. It checks at least every kSlice, and immediately when a failure is announced.
 // Test: WithoutOne.SleepingRanksAreWoken
 //
-// 8. The caller's inputs stay unchanged, because they are only read. An in-place operation works on
-// a copy.
+// 8. The caller's inputs stay unchanged, because operations only read them. An in-place operation
+// works on a copy.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 //
 // 9. Some operations must end in the same generation (RunAll, Settle: the gradients of a step).
-// They run one after another. Operations that ended in an earlier generation than the latest are
-// then repeated in the latest generation. All ranks know the same generations, so all ranks repeat
-// the same operations in the same order. No result is returned before that.
+// They run one after another. Then the operations that ended in an earlier generation than the
+// latest one are repeated in the latest generation. All ranks know the same generations, so all
+// ranks repeat the same operations in the same order. No result is returned before that.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverTwoFail
 #include "collectives/host/host_communicator.h"
 
@@ -46,8 +47,9 @@
 namespace kungfu {
 namespace {
 
-// A complaint's counter is advanced after this many operations. Otherwise the sequence numbers would wrap around, and
-// an old complaint would appear to be newer than the operation (see Counter).
+// A complaint's counter is advanced after this many operations. Otherwise the sequence numbers
+// would wrap around, and an old complaint would appear to be newer than the operation (see
+// Counter).
 constexpr uint32_t kComplaintPeriod = 1u << 28;
 static_assert(kComplaintPeriod < shm::Counter::kMask / 2);
 
@@ -121,8 +123,8 @@ void HostCommunicator::AwaitMembers() {
   rules_.ThrowIfLost(title);
 }
 
-// Runs `body`, which communicates with other ranks. If `body` throws, the communicator is closed, except for errors
-// that all ranks throw alike.
+// Runs `body`, which communicates with other ranks. If `body` throws, closes the communicator,
+// unless all ranks throw the same error.
 template <typename Body>
 void HostCommunicator::OrGiveUp(const Body& body) {
   try {
@@ -175,7 +177,8 @@ uint32_t HostCommunicator::Run(const Operation& operation) {
     RunAlone(operation);
   } else {
     OrGiveUp([&] {
-      // An operation with a single chunk reads all inputs before it writes any output, so it needs no copy.
+      // An operation with a single chunk reads all inputs before it writes any output, so it needs
+      // no copy of its inputs.
       if (self_.control.recovers() && InPlace(operation) && operation.kind != Kind::kBroadcast &&
           CountOf(operation) * SizeOf(operation.dtype) > shm::kBufferBytes / size_) {
         const KeptInputs inputs(&operation, 1);
@@ -288,7 +291,8 @@ std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generatio
   host::BoundName& name = *use.name;
   if (name.generation < from_generation) channels_.MoveTo(from_generation, *ready, name);
   for (;;) {
-    // A name begins with generation 0, even if it is bound again, and advances to its present generation.
+    // A name always begins with generation 0, even if it is bound again, and then advances to its
+    // current generation.
     if (name.generation != from_generation) ready = operation_in(name.generation);
     if (ready == nullptr) return std::nullopt;
     const Operation& operation = *ready;
@@ -315,7 +319,7 @@ std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generatio
       span.Ended(operation);
       if (flight.pinned) {
         KUNGFU_CHECK(pinned != nullptr, "\"", operation.name,
-                     "\" pins its staging buffer, but its caller accepts none");
+                     "\" pins its staging buffer, but its caller accepts no pinned buffer");
         const int lone =
             flight.StaysInStagingBuffer() && operation.root == rank_ ? static_cast<int>(members.front()) : -1;
         pinned->buffer_.reset(new Pinned::Buffer{self_, staging_buffers_, use.name, flight.channel, flight.sequence,

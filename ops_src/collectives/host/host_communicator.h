@@ -1,17 +1,18 @@
-// The collectives between the processes of one host, in a segment of memory that they share.
+// Collectives between the processes of one host, which share a memory segment.
 //
-// Each rank writes only its own mailboxes, its own ready, reduced and done counters, and its own
-// buffers. There are two exceptions. The staging word of a channel is set once per operation by
-// compare-and-swap. All ranks raise `left`. Numbered invariants show why this works. They are next
-// to the code:
+// Each rank writes only to its own mailboxes, its own `ready`, `reduced` and `done` counters, and
+// its own buffers. There are two exceptions. Once per operation, one rank sets the channel's
+// staging word by compare-and-swap. All ranks raise `left`. Numbered invariants show why this
+// works. They are next to the code:
 //
-//   1-3        exchange.cc             posts, pipelines, splits; no circular waits
-//   4, 10, 12  staging_buffers.cc      staging; buffers of failed members; pinned buffers
-//   5, 6       failure_rules.cc        the words of a failed rank, read alike by all survivors
-//   7-9        host_communicator.cc    repetition: generations
-//   11         failure_rules.cc        a rank that is expelled while its process is alive
-//              waiting.cc              spinning, sleeping, deadlines
-//              channel_table.h         names
+//   1-3        exchange.cc             posts, pipelines and splits; why there are no circular waits
+//   4, 10, 12  staging_buffers.cc      staging buffers, buffers of failed members, pinned buffers
+//   5, 6       failure_rules.cc        why all survivors read the same words of a failed rank
+//   7-9        host_communicator.cc    how operations are repeated in a later generation
+//   11         failure_rules.cc        a rank that is expelled while its process is running
+//
+// These files have no numbered invariants: waiting.cc (spinning, sleeping and deadlines) and
+// channel_table.h (names).
 //
 // tests/cpp/recovery_test.cc kills a rank at each KUNGFU_FAULT_POINT in these files and compares
 // the results of the survivors.
@@ -37,18 +38,19 @@ namespace kungfu {
 
 class HostCommunicator final : public Communicator {
  public:
-  // An operation that this rank has ended, and its staging buffer if that is pinned: see staging_buffers.cc, invariant
-  // 12. It must be destroyed before the communicator, and before the next operation of the same name begins.
+  // An operation that this rank has ended, and the operation's staging buffer if it is pinned (see
+  // invariant 12 in staging_buffers.cc). It must be destroyed before the communicator is destroyed,
+  // and before the next operation with the same name begins.
   class Pinned {
    public:
     // Returns the generation in which the operation ended.
     uint32_t generation() const { return generation_; }
-    // Returns whether a staging buffer is pinned. If not, LetGo does nothing.
+    // Returns true if a staging buffer is pinned. If not, LetGo does nothing.
     bool HasBuffer() const { return buffer_ != nullptr; }
-    // Returns the buffers of a rank, which have room for everything that one rank contributes.
+    // Returns the buffers of a rank. They have space for everything that one rank contributes.
     char* Of(uint32_t rank) const { return buffer_->self.segment.buffer(buffer_->number, rank, 0); }
-    // Returns, at the root, the only rank that has contributed. The result is then in that rank's buffers and not in
-    // the output. Returns -1 if the output has the result.
+    // If only one rank has contributed, returns this rank on the root. The result is then in that
+    // rank's buffers and not in the output. Returns -1 if the output contains the result.
     int lone() const { return buffer_ == nullptr ? -1 : buffer_->lone; }
     void LetGo() { buffer_ = nullptr; }
 
@@ -61,7 +63,7 @@ class HostCommunicator final : public Communicator {
 
       const host::Endpoint& self;
       const host::StagingBuffers& staging_buffers;
-      const std::shared_ptr<host::BoundName> name;  // keeps the channel bound
+      const std::shared_ptr<host::BoundName> name;  // this reference keeps the channel bound
       const uint32_t channel, sequence, number;
       const size_t members;
       const int lone;
@@ -71,13 +73,15 @@ class HostCommunicator final : public Communicator {
     std::unique_ptr<const Buffer> buffer_;
   };
 
-  // Creates the communicator of rank `rank` of `segment` and announces the rank. Assemble() waits for the other ranks.
-  // `address` identifies this rank in messages. `numbers`: see shm::SegmentControlBlock.
+  // Creates the communicator of rank `rank` in `segment`, and announces the rank. Assemble() waits
+  // for the other ranks. `address` identifies this rank in messages. shm::SegmentControlBlock
+  // describes `numbers`.
   HostCommunicator(std::shared_ptr<shm::Segment> segment, uint32_t rank, const std::string& address, bool has_state,
                    const CommunicatorOptions& options, std::vector<uint32_t> numbers = {});
 
-  // Waits until every living rank has announced itself. It fails like an operation: for example, if this rank is
-  // interrupted and the other ranks recover, this rank gives up alone.
+  // Waits until every running rank has announced itself. An error has the same effects as in an
+  // operation. For example, if this rank is interrupted and the policy is to recover, this rank
+  // gives up alone.
   void Assemble();
 
   uint32_t Run(const Operation& operation) override;
@@ -87,13 +91,14 @@ class HostCommunicator final : public Communicator {
   void GiveUp(const Error& error) override;
   void LookForDeadlock(bool stands_still, const std::string& place) override;
 
-  // Like Run, but starts in `from_generation`. The operation is neither reported to the observer nor entered in the
-  // reduction log. The operations in collectives/hosts are built on this function.
+  // Does the same as Run, but starts in `from_generation`. It neither reports the operation to the
+  // observer nor adds it to the reduction log. The operations in collectives/hosts use this
+  // function.
   uint32_t RunFrom(const Operation& operation, uint32_t from_generation);
-  // Like RunFrom, but may keep the staging buffer pinned. It does so if the operation requests that at all members
-  // (pins_buffer) and a pinned buffer is free.
+  // Does the same as RunFrom, but may keep the staging buffer pinned. It does so if the operation
+  // requests it on all members (pins_buffer), and a pinned buffer is free.
   Pinned RunPinned(const Operation& operation, uint32_t from_generation);
-  // Copies the data that rank `from` has put into its pinned buffers into the operation's tensors.
+  // Copies the data that rank `from` has put into its pinned buffers to the operation's tensors.
   void Read(const Pinned& pinned, uint32_t from, const Operation& operation) const;
 
  private:
@@ -110,7 +115,7 @@ class HostCommunicator final : public Communicator {
   RunFromGeneration RunsShared();
   void CountTraffic(const host::Flight& flight, uint64_t began) const;
 
-  mutable host::Endpoint self_;  // all parts use its control block
+  mutable host::Endpoint self_;  // all parts of the communicator use its control block
   const host::FailureRules rules_;
   const host::Waiting waiting_;
   const host::StagingBuffers staging_buffers_;

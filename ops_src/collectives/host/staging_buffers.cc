@@ -1,32 +1,36 @@
-// The life of a staging buffer. The invariants are numbered across several files. host_communicator.h lists the files.
+// The lifecycle of a staging buffer. The invariants are numbered across several files.
+// host_communicator.h lists the files.
 //
-// 4. The first rank that needs the staging buffer of an operation picks it, and the last rank that
+// 4. The first rank that needs a staging buffer for an operation picks it, and the last rank that
 // leaves the operation releases it. A staging buffer belongs to one operation, so concurrent
 // operations with different names can't fill each other's memory. A rank takes the free staging
-// buffer with the lowest number, so consecutive operations use the same, cached memory.
+// buffer with the lowest number, so consecutive operations use the same memory, which is still
+// cached.
 // Test: Names.AnyNumberOfLargeOperationsMayBeInFlight
 //
-// 10. A staging buffer stays bound if its operation failed, or if a member failed before it left the operation. Each
-// operation that was running at a failure leaves at most one such buffer. These buffers last until the next cluster
-// version, which has a new segment. A rank that finds no free staging buffer waits.
+// 10. A staging buffer stays bound if its operation failed, or if a member failed before it left
+// the operation. If a member fails, each operation that is running at that time leaves at most one
+// such buffer. These buffers last until the next cluster version, which has a new segment. A rank
+// that finds no free staging buffer waits.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 //
-// 12. Pinned buffers. Some operations (pins_buffer) keep their staging buffer after their end. Each member leaves the
-// operation when it lets go of the buffer (Pinned). Until all members have left, each rank's buffers there are written
-// only by that rank. So staged data stays unchanged. A member may write new data into its own buffers, and announce
-// that by an operation with another name. The other members then read the data before they let go. If a member fails
-// before it lets go, the staging buffer stays bound, as in 10. The number of such buffers grows with the number of
-// operations that wait for other hosts. A cluster version with a failed member ends soon, and its segment ends with
-// it.
+// 12. Pinned buffers. Some operations (`pins_buffer`) keep their staging buffer after they have
+// ended. Each member leaves the operation when it lets go of the buffer (`Pinned`). Until all
+// members have left, each rank's part of the buffer is written only by that rank. So staged data
+// stays unchanged. A member may write new data into its own part, and announce this data by an
+// operation with another name. The other members then read the data before they let go. If a member
+// fails before it lets go, the staging buffer stays bound, as in 10. The number of such buffers
+// grows with the number of operations that wait for other hosts. A cluster version with a failed
+// member ends soon, and its segment ends at the same time.
 // Test: PinnedBuffers.WaitForALateReader
 // Test: PinnedBuffers.HaveFencedWordsOfFailedRanks
 //
-// A buffer may stay pinned while its members wait for other hosts. A rank that waits for a staging
-// buffer must not depend on other hosts. So pinned buffers have a separate range, for which no rank
-// waits. The rank that picks takes a buffer of that range if one is free, and an ordinary buffer
-// otherwise. All members can tell from the number whether the buffer is pinned. A member begins the
-// next operation of the name only after it has let go. So the reasoning about `left` (see Leave)
-// still holds.
+// A buffer may stay pinned while its members wait for other hosts. But a rank that waits for a
+// staging buffer must not depend on other hosts. So pinned buffers have a separate range, and no
+// rank waits for a buffer in this range. The rank that picks a buffer takes one of this range if
+// one is free. Otherwise it takes an ordinary buffer. All members can tell from the buffer's number
+// whether it is pinned. A member begins the next operation with the same name only after it has let
+// go. So the reasoning about `left` (see Leave) still holds.
 // Test: PinnedBuffers.AreNotWaitedFor
 // Test: PinnedBuffers.LeaveBuffersFreeWhileOtherHostsAreAwaited
 #include "collectives/host/staging_buffers.h"
@@ -50,12 +54,13 @@ bool StagingBuffers::Pins(const Flight& flight) {
   return flight.operation.part.pins_buffer && flight.FitsStagingBuffer();
 }
 
-// Picks the staging buffer of this operation. Waits if all are in use, so any number of operations may be in flight.
-// The wait ends, because all ranks end each operation that has a staging buffer. The wait reaches its deadline only if
-// all of this holds:
+// Picks the staging buffer for this operation. Waits if all buffers are in use, so any number of
+// operations may be in flight. The wait ends, because all ranks end each operation that has a
+// staging buffer. The wait reaches its deadline only if all these conditions hold:
 // - more than kStagingBuffers operations are in flight;
-// - ranks contribute to them in different orders;
-// - a rank has fewer threads than operations, so it contributes to some only after others that wait here.
+// - the ranks contribute to these operations in different orders;
+// - a rank has fewer threads than operations, so it contributes to some operations only after other
+//   operations that wait here.
 uint32_t StagingBuffers::Pick(Flight& flight) const {
   std::atomic<uint64_t>& word = self_.segment.channel(flight.channel).staging_buffer[flight.sequence & 1];
   shm::Counter& waiters = self_.segment.header().staging_waiters;
@@ -68,9 +73,10 @@ uint32_t StagingBuffers::Pick(Flight& flight) const {
     if (!staging_buffer) staging_buffer = Take(kOrdinary);
     if (staging_buffer) break;
     const uint32_t armed = waiters.Arm();
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // from here on, each release or binding wakes this rank
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // from here on, each release or binding of a buffer wakes
+                                                          // this rank
     seen = word.load(std::memory_order_acquire);
-    if (!std::exchange(armed_before, true)) continue;  // check once more
+    if (!std::exchange(armed_before, true)) continue;  // check the buffers again
     rules_.ThrowIfPointless(flight);
     const auto now = std::chrono::steady_clock::now();
     const auto in_flight = [&] {
@@ -79,7 +85,7 @@ uint32_t StagingBuffers::Pick(Flight& flight) const {
     };
     if (waiting_.DeadlinePassed(flight, now)) {
       throw Error(KF_TIMEOUT,
-                  Text(flight.Title(), "no free staging buffer ", flight.deadline->Limit(), ", ", in_flight()));
+                  Text(flight.Title(), "no staging buffer became free ", flight.deadline->Limit(), ", ", in_flight()));
     }
     flight.deadline->Tell(now, [&](double seconds) {
       return Text(flight.Title(), self_.control.PeerName(self_.rank), " has waited ", static_cast<int>(seconds),
@@ -95,7 +101,7 @@ uint32_t StagingBuffers::Pick(Flight& flight) const {
     WakeWaiters();
     return *staging_buffer;
   }
-  GiveBack(*staging_buffer);  // another rank was first
+  GiveBack(*staging_buffer);  // another rank has bound its buffer first
   return static_cast<uint32_t>(seen) - 1;
 }
 
@@ -104,7 +110,8 @@ std::atomic<uint64_t>& StagingBuffers::InUse(Range range) const {
   return range.first == kPinned.first ? header.pinned_buffers : header.staging_buffers;
 }
 
-// Takes the free staging buffer with the lowest number, so that this rank can bind it. Returns none if all are in use.
+// Takes the free staging buffer with the lowest number, so that this rank can bind it. Returns none
+// if all buffers are in use.
 std::optional<uint32_t> StagingBuffers::Take(Range range) const {
   std::atomic<uint64_t>& staging_buffers = InUse(range);
   uint64_t used = staging_buffers.load(std::memory_order_relaxed);
@@ -124,9 +131,9 @@ void StagingBuffers::GiveBack(uint32_t staging_buffer) const {
   WakeWaiters();
 }
 
-// Wakes the ranks that wait for a staging buffer. Call it after a change for which these ranks wait. The change must
-// be a read-modify-write. A waiting rank sets its flag and then checks for the change once more. So either this
-// function sees the flag, or the rank sees the change.
+// Wakes the ranks that wait for a staging buffer. Call it after a change for which these ranks
+// wait. The change must be a read-modify-write operation. A waiting rank sets its flag and then
+// checks again for the change. So either this function sees the flag, or the rank sees the change.
 void StagingBuffers::WakeWaiters() const {
   shm::Counter& waiters = self_.segment.header().staging_waiters;
   if ((waiters.value.load(std::memory_order_seq_cst) & shm::Counter::kSleeps) == 0) return;
@@ -134,9 +141,10 @@ void StagingBuffers::WakeWaiters() const {
   waiters.Stir();
 }
 
-// The counter `left` of this parity is used again two operations later. No rank begins that operation before all ranks
-// have left this one. If a rank fails in between, it never leaves, and the staging buffer stays bound until the cluster
-// version ends.
+// Each channel has two `left` counters, and operations with even and odd numbers alternate between
+// them. No rank begins the next operation with the same counter before all ranks have left this
+// one. If a rank fails in between, it never leaves, and the staging buffer stays bound until the
+// cluster version ends.
 void StagingBuffers::Leave(uint32_t channel, uint32_t sequence, size_t members, bool failed) const {
   const shm::Segment& segment = self_.segment;
   shm::ChannelHead& head = segment.channel(channel);
@@ -145,7 +153,7 @@ void StagingBuffers::Leave(uint32_t channel, uint32_t sequence, size_t members, 
   KUNGFU_FAULT_POINT("as the last to leave");
   left.store(0, std::memory_order_relaxed);
   const uint64_t bound = head.staging_buffer[sequence & 1].load(std::memory_order_acquire);
-  if (bound >> 32 != sequence) return;  // a mismatch of operations that needed no staging buffer
+  if (bound >> 32 != sequence) return;  // a mismatch occurred in operations that needed no staging buffer
   const uint32_t staging_buffer = static_cast<uint32_t>(bound) - 1;
   if (failed) {
     for (uint32_t r = 0; r < self_.size; r++) {

@@ -1,4 +1,5 @@
-// Chooses how a rank stages chunks: with plain stores, or with streaming stores that bypass the caches.
+// Chooses how a rank stages chunks: with plain stores, or with streaming stores, which bypass the
+// caches.
 #ifndef KUNGFU_COLLECTIVES_HOST_STAGING_CHOICE_H_
 #define KUNGFU_COLLECTIVES_HOST_STAGING_CHOICE_H_
 
@@ -13,44 +14,48 @@
 
 namespace kungfu::host {
 
-// A buffer that was written with plain stores is in the cache of the writer's core. A core that shares this cache reads
-// the buffer from there immediately. For any other core, fetching modified lines from a foreign cache is slow, and
-// reading from memory is faster. Measured with two ranks on two cores (float32 sum, 1 MiB / 64 MiB, microseconds):
+// After plain stores, a buffer is in the cache of the writer's core. A core that shares this cache
+// reads the buffer from there immediately. For any other core, it is slow to fetch modified lines
+// from another core's cache, and faster to read from memory. The table shows measurements with two
+// ranks on two cores (float32 sum of 1 MiB / 64 MiB, in microseconds):
 //
 //     |                 | plain stores  | streaming stores |
 //     | shared L3       | 150 / 10 400  | 185 / 15 700     |
 //     | no shared cache | 526 / 36 900  | 132 / 13 700     |
 //
-// A program can't find out whether two cores share a cache: a virtual machine reports a shared L3 even if its host
-// moves its cores. So a rank tries both methods. A turn is an operation, or a part of a large operation: see
-// StagingTurns. The first kTries turns of a history alternate between the methods, at all ranks alike. Later, four
-// turns in every kSoon turns are tries, and later still four in every kPeriod. (If ranks run several names at once,
-// their turns may not match, which only makes the measurements less accurate.) In all other turns, each rank uses the
+// A program can't find out whether two cores share a cache: a virtual machine reports a shared L3
+// even if its host moves its cores. So a rank tries both methods. A turn is an operation, or a part
+// of a large operation (see StagingTurns). In the first kTries turns of a history, all ranks
+// alternate between the methods in the same way. Later, four turns in every kSoon turns are tries,
+// and still later four in every kPeriod. (If ranks run several names at once, their turns may not
+// match, which only makes the measurements less accurate.) In all other turns, each rank uses the
 // method that was faster for it.
 //
-// Tries are measured. Other turns aren't, because the time of a turn depends on how the other ranks stage, too. There
-// is one exception. If two consecutive turns both took more than twice as long as the last try of their method, or
-// less than half as long, their time replaces the time of that try. In that case the host has moved a core, or the try
-// used new memory pages, and the next try is far away. The choice never changes the bits of the results.
+// Only tries are measured, because the time of any other turn also depends on how the other ranks
+// stage. There is one exception. Suppose that two consecutive turns both took more than twice as
+// long as the last try of their method, or both took less than half as long. Then their time
+// replaces the time of that try. In this case the host has moved a core, or the try used new memory
+// pages, and the next try is far away. The choice never changes the bits of the results.
 //
 // Thread-safe. A lost update costs only one measurement.
 class StagingChoice {
  public:
-  // Operations of the same kind and a similar size share a history. `history` is less than kHistories.
+  // Operations of the same kind and of similar size share a history. The number `history` must be
+  // less than kHistories.
   static constexpr uint32_t kHistories = 6 * kNumKinds;
 
   struct Choice {
     bool streamed;
     bool is_try;
-    bool is_again;  // a repeated try; the best try counts, because a rank may lose its core in a try
+    bool is_again;  // true for a repeated try; the best try counts, because a rank may lose its core during a try
   };
 
   // Returns how to stage the next turn.
   Choice Next(uint32_t history) {
     History& past = histories_[history];
     const uint32_t turn = past.turns.fetch_add(1, std::memory_order_relaxed);
-    // The first turn with each method touches the buffers' memory for the first time, which costs many times as much as
-    // later turns. So it isn't a try.
+    // The first turn with each method touches the buffers' memory for the first time. This costs
+    // many times as much as later turns, so the first turn isn't a try.
     if (turn < 2) return {turn == 1, false, false};
     if (turn < kTries) return {turn % 2 == 1, true, turn >= 4};
     const uint32_t since = turn % (turn < kPeriod ? kSoon : kPeriod);
@@ -58,7 +63,7 @@ class StagingChoice {
     return {past.streamed.load(std::memory_order_relaxed) < past.plain.load(std::memory_order_relaxed), false, false};
   }
 
-  // Records the time of a turn, in nanoseconds per byte.
+  // Records the cost of a turn, in nanoseconds per byte.
   void Record(uint32_t history, Choice choice, float cost) {
     History& past = histories_[history];
     std::atomic<float>& known = choice.streamed ? past.streamed : past.plain;
@@ -84,15 +89,15 @@ class StagingChoice {
 
   struct History {
     std::atomic<uint32_t> turns{0};
-    std::atomic<float> plain{0}, streamed{0};  // latest measurement of each method, ns per byte
-    std::atomic<uint32_t> surprises{0};        // consecutive ones
+    std::atomic<float> plain{0}, streamed{0};  // latest measurement of each method, in ns per byte
+    std::atomic<uint32_t> surprises{0};        // number of consecutive surprises
   };
   History histories_[kHistories];
 };
 
-// The turns of one operation that has several chunks. Each turn has kChunks chunks, and the last turn also has the
-// remaining chunks. A rank stages less than one turn ahead of its reads, so at most two turns are in progress. Tests
-// pass a `Clock` of their own.
+// The turns of one operation that has several chunks. Each turn has kChunks chunks. The last turn
+// also has the remaining chunks. A rank stages less than one turn ahead of the chunks that it
+// reads, so at most two turns are in progress. Tests pass their own `Clock`.
 template <class Clock>
 class StagingTurnsBy {
  public:
@@ -105,15 +110,15 @@ class StagingTurnsBy {
         chunk_bytes_(chunk_bytes),
         bytes_(bytes) {}
 
-  // Returns whether `chunk` bypasses the caches when it is staged.
+  // Returns true if `chunk` bypasses the caches when it is staged.
   bool Streams(uint32_t chunk) {
     const uint32_t turn = TurnOf(chunk);
     for (; num_begun_ <= turn; num_begun_++) turns_[num_begun_ % 2] = choice_.Next(history_);
     return turns_[turn % 2].streamed;
   }
 
-  // The time between EndStaging and BeginReading doesn't count, because the rank may wait for late ranks during that
-  // time.
+  // The time between EndStaging and BeginReading doesn't count, because the rank may be waiting for
+  // late ranks during that time.
   void BeginStaging() { since_ = Clock::now(); }
   void EndStaging() { staged_ = Clock::now(); }
   void BeginReading() { since_ += Clock::now() - staged_; }
@@ -123,7 +128,7 @@ class StagingTurnsBy {
     const size_t bytes = std::min(chunk * chunk_bytes_, bytes_);
     const uint32_t turn = TurnOf(chunk - 1);
     if (bytes < bytes_ && TurnOf(chunk) == turn) return;
-    (void)Streams(chunk - 1);  // a rank that contributes nothing hasn't called Streams, but its turns count too
+    (void)Streams(chunk - 1);  // a rank that contributes nothing hasn't called `Streams`, but its turns count too
     const auto now = Clock::now();
     const std::chrono::duration<float, std::nano> took = now - std::exchange(since_, now);
     choice_.Record(history_, turns_[turn % 2], took.count() / static_cast<float>(bytes - std::exchange(read_, bytes)));
@@ -139,7 +144,7 @@ class StagingTurnsBy {
   const size_t bytes_;
   StagingChoice::Choice turns_[2]{};
   uint32_t num_begun_ = 0;
-  size_t read_ = 0;  // bytes in finished turns
+  size_t read_ = 0;  // number of bytes in finished turns
   typename Clock::time_point since_{}, staged_{};
 };
 

@@ -1,5 +1,5 @@
-// Copies data between the tensors of an operation and the buffers that the ranks share. Defines how a rank stages its
-// data, and how it computes its output from the data that all ranks have staged.
+// Copies data between an operation's tensors and the buffers that the ranks share. Defines how a
+// rank stages its data, and how it computes its output from the data that all ranks have staged.
 #ifndef KUNGFU_COLLECTIVES_HOST_TRANSFER_H_
 #define KUNGFU_COLLECTIVES_HOST_TRANSFER_H_
 
@@ -16,15 +16,15 @@
 
 namespace kungfu::host {
 
-// Walks over an operation's tensors as if they were one contiguous range. With `parts` > 1, only the part of each
-// tensor that one rank owns is in the range.
+// Walks over an operation's tensors as if they were one contiguous range. If `parts` > 1, the range
+// contains only one rank's part of each tensor.
 class Cursor {
  public:
   explicit Cursor(const Operation& operation, uint32_t parts = 1)
       : operation_(operation), unit_(SizeOf(operation.dtype)), parts_(parts) {}
 
-  // Calls piece(tensor, offset in the tensor's part, offset in this take, bytes) for each contiguous piece of the next
-  // `bytes`.
+  // Calls piece(tensor, offset in the tensor's part, offset in this take, bytes) for each
+  // contiguous piece of the next `bytes` bytes.
   template <typename Piece>
   void Take(size_t bytes, const Piece& piece) {
     size_t at = 0;
@@ -43,7 +43,7 @@ class Cursor {
     }
   }
 
-  size_t taken() const { return taken_; }  // bytes so far; inside `piece`, the bytes before that piece
+  size_t taken() const { return taken_; }  // number of bytes taken so far; inside `piece`, the bytes before that piece
 
  private:
   const Operation& operation_;
@@ -69,7 +69,7 @@ inline void CopyOut(void* to, const void* from, size_t bytes, bool stream) {
   }
 }
 
-// Copies the data at `from` into the operation's tensors.
+// Copies the data at `from` to the operation's tensors.
 inline void CopyToTensors(const Operation& operation, const char* from) {
   Cursor output(operation);
   output.Take(CountOf(operation) * SizeOf(operation.dtype),
@@ -78,7 +78,7 @@ inline void CopyToTensors(const Operation& operation, const char* from) {
               });
 }
 
-// Combines the members' elements into one result.
+// Combines the elements of all members into one result.
 class Reducer {
  public:
   explicit Reducer(const Operation& operation)
@@ -87,8 +87,8 @@ class Reducer {
         planes_(operation.planes),
         divide_(operation.planes == nullptr ? nullptr : DivisionFor(operation.dtype)) {}
 
-  // Changes the reduction to a mean in which member i has weight weights[i]. If all weights are equal, the result stays
-  // bit-identical.
+  // Changes the reduction to a mean in which member i has weight weights[i]. If all weights are
+  // equal, the bits of the result don't change.
   void Weigh(const Operation& operation, const std::vector<uint32_t>& weights) {
     uint64_t total = 0;
     for (const uint32_t weight : weights) total += weight;
@@ -98,8 +98,9 @@ class Reducer {
     for (const uint32_t weight : weights) shares_.push_back(static_cast<double>(weight) / static_cast<double>(total));
   }
 
-  // Takes `bytes` bytes from each of the `n` members and reduces them into `to`. With planes, it takes `bytes` bytes
-  // from each plane instead. With `stream`, the result bypasses the caches. It may change `sources`.
+  // Takes `bytes` bytes from each of the `n` members and reduces them into `to`. If the operation
+  // has planes, takes `bytes` bytes from each plane instead. With `stream`, the result bypasses the
+  // caches. The function may change `sources`.
   void operator()(char* to, const void** sources, uint32_t n, size_t bytes, bool stream) const {
     if (!stream) {
       Apply(to, sources, n, bytes);
@@ -116,7 +117,8 @@ class Reducer {
   }
 
  private:
-  // Bytes that are reduced in the first-level cache before they are streamed out.
+  // The number of bytes that are reduced in the first-level cache before the result is streamed
+  // out.
   static constexpr size_t kBlock = 4096;
 
   void Apply(char* to, const void* const* sources, uint32_t n, size_t bytes) const {
@@ -128,7 +130,7 @@ class Reducer {
       reduce_(to, sources, n, bytes / unit_);
       return;
     }
-    // A rank with weight 0 may contribute anything, even NaN, so its data is skipped.
+    // A rank with weight 0 may contribute any values, even NaN, so its data is skipped.
     const void* counting[shm::kMaxRanks];
     double shares[shm::kMaxRanks];
     uint32_t num = 0;
@@ -140,8 +142,9 @@ class Reducer {
     blend_(to, counting, shares, num, bytes / unit_);
   }
 
-  // Runs the planes' program, block by block. The result of an addition is stored in `results`, in the row of its
-  // position on the stack. `to` may be one of the sources, because each block is written only after it has been read.
+  // Runs the program that adds up the planes, block by block. Stores the result of an addition in
+  // `results`, in the row that belongs to the result's position on the stack. `to` may be one of
+  // the sources, because each block is written only after it has been read.
   void AddUp(char* to, const void* const* sources, size_t bytes) const {
     alignas(64) char results[Planes::kMaxDepth][kBlock];
     const void* stack[Planes::kMaxDepth + 1];
@@ -163,21 +166,22 @@ class Reducer {
 
   ReduceFn reduce_;
   BlendFn blend_ = nullptr;
-  std::vector<double> shares_;  // of each member; used if blend_ is set
+  std::vector<double> shares_;  // the share of each member; used if blend_ is set
   size_t unit_;
   const Planes* planes_;
   DivideFn divide_;  // set if the operation has planes
 };
 
-// Returns the bytes of one of this rank's planes at the position of `cursor`. `input` is the same position in the
-// operation's tensors.
+// Returns the address in plane number `plane` of this rank that corresponds to the position of
+// `cursor`. `input` is the same position in the operation's tensors.
 inline const void* OwnPlane(const Planes& planes, uint32_t plane, const Cursor& cursor, const void* input) {
   const char* const own = planes.own[plane];
   return own == nullptr ? input : own + cursor.taken();
 }
 
-// Copies the next `bytes` of this rank's data into `buffer`. For a reduce-scatter, it copies `bytes` of each rank's
-// part, `stride` apart. With planes, it copies `bytes` of each plane, `stride` apart.
+// Copies the next `bytes` bytes of this rank's data into `buffer`. For a reduce-scatter, copies
+// `bytes` bytes of each rank's part, at a distance of `stride`. If the operation has planes, copies
+// `bytes` bytes of each plane, at a distance of `stride`.
 inline void Stage(const Operation& operation, uint32_t size, Cursor& cursor, size_t bytes, char* buffer, size_t stride,
                   bool stream) {
   cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
@@ -198,14 +202,14 @@ inline void Stage(const Operation& operation, uint32_t size, Cursor& cursor, siz
   });
 }
 
-// Collects the sources of a reduction of planes from the buffers of all members.
+// Collects the sources for a reduction of planes from the buffers of all members.
 class PlaneSources {
  public:
   PlaneSources(const Planes& planes, const Members& members) : planes_(planes), members_(members) {
     sources_.resize(planes.count());
   }
-  // Returns the sources at position `at` in each member's buffer, where the planes are `stride` apart. For this rank's
-  // planes, the sources are own(plane) instead.
+  // Returns the sources at position `at` in each member's buffer, in which the planes are `stride`
+  // bytes apart. For this rank's own planes, the source is `own(plane)` instead.
   template <typename Own>
   const void** Gather(const char* const* buffers, size_t at, size_t stride, uint32_t rank, const Own& own) {
     size_t next = 0;
@@ -223,8 +227,8 @@ class PlaneSources {
   std::vector<const void*> sources_;
 };
 
-// Produces the next `bytes` of this rank's output from the data that the members have staged. buffers[i] is the buffer
-// of members[i].
+// Produces the next `bytes` bytes of this rank's output from the data that the members have staged.
+// `buffers[i]` is the buffer of `members[i]`.
 inline void Consume(const Operation& operation, const Reducer& reduce, const Members& members, uint32_t rank,
                     uint32_t size, Cursor& cursor, size_t bytes, const char* const* buffers, size_t stride,
                     bool stream) {
@@ -232,7 +236,8 @@ inline void Consume(const Operation& operation, const Reducer& reduce, const Mem
   const auto num = static_cast<uint32_t>(members.size());
   const void* sources[shm::kMaxRanks];
   if (operation.kind == Kind::kGatherTo && operation.planes != nullptr) {
-    // The planes are written one after another. The root has a single tensor, so each plane is as long as that tensor.
+    // Write the planes one after another. The root has a single tensor, so each plane is as long as
+    // that tensor.
     const Planes& planes = *operation.planes;
     cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
       size_t plane = 0;
@@ -260,8 +265,8 @@ inline void Consume(const Operation& operation, const Reducer& reduce, const Mem
         const size_t mine = operation.kind == Kind::kReduceScatter ? rank * stride : 0;
         const size_t own = operation.kind == Kind::kReduceScatter ? rank * (tensor.count / size * unit) : 0;
         for (uint32_t i = 0; i < num; i++) {
-          // This rank reads its own data from the caller's memory. This saves the access to the buffer, and the data
-          // is equally likely to be in the cache.
+          // Read this rank's own data from the caller's memory. This saves an access to the buffer,
+          // and the data is equally likely to be in the cache.
           sources[i] = members[i] == rank ? At(tensor.input, own + offset) : buffers[i] + mine + at;
         }
         reduce(At(tensor.output, offset), sources, num, n, stream);

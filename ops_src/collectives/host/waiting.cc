@@ -1,5 +1,6 @@
-// A waiting rank spins for a moment, then sleeps on the word that it waits for. It doesn't rely on being woken. Each
-// sleep ends after kSlice at the latest, and the rank then checks whether its wait can still succeed.
+// A waiting rank spins for a moment, and then sleeps on the word for which it waits. It doesn't
+// rely on being woken. Each sleep ends after at most kSlice. The rank then checks whether its wait
+// can still succeed.
 #include "collectives/host/waiting.h"
 
 #include <sched.h>
@@ -12,23 +13,24 @@
 namespace kungfu::host {
 namespace {
 
-// About 50 us. This is longer than a rank with a core of its own needs to answer, and shorter than a scheduler's time
-// slice.
+// About 50 us. A rank with its own core answers in less than this time, and a scheduler's time
+// slice is longer.
 constexpr int kSpinTurns = 1000;
-// With more ranks than cores, a spinning rank keeps the awaited rank from running, so it yields the core instead. A
-// yield takes about 0.4 us if no other thread wants the core, and a scheduler's time slice if many do. So the limit is
-// a time, not a number of yields.
+// If there are more ranks than cores, a spinning rank keeps the awaited rank from running. So it
+// yields the core instead. A yield takes about 0.4 us if no other thread wants the core, and a
+// scheduler's time slice if many threads do. So the limit is a time, not a number of yields.
 constexpr auto kYieldTime = std::chrono::microseconds(50);
-// A yield doesn't always give the core to another thread: if a thread has had less than its share of time, the
-// scheduler keeps it running. This affects a rank that was woken late because another rank kept running. Such a rank
-// would yield without effect for all of kYieldTime, in operation after operation (64 KiB with four ranks on two cores:
-// 100 us instead of 40 us). So the rank sleeps instead, which does give the core away, if both conditions hold:
+// A yield doesn't always give the core to another thread. If a thread has had less than its share
+// of time, the scheduler keeps it running. This affects a rank that was woken late because another
+// rank kept running. Such a rank would yield without effect for all of kYieldTime, in one operation
+// after another. (For 64 KiB with four ranks on two cores, this takes 100 us instead of 40 us.) So
+// the rank sleeps instead, which does give the core away, if both conditions hold:
 // - this number of consecutive yields has returned immediately, which takes about 5 us;
-// - a rank that is behind was last seen on this core.
+// - a rank that has made less progress was last seen on this core.
 constexpr int kVainTurns = 10;
 constexpr auto kVainTurn = std::chrono::nanoseconds(1500);
 
-// Traces a wait for `peer` during the lifetime of this object.
+// While this object lives, traces a wait for `peer`.
 class TracedWait {
  public:
   TracedWait(const Endpoint& self, uint32_t peer)
@@ -46,7 +48,7 @@ class TracedWait {
 
 }  // namespace
 
-// Returns whether the counter has reached the target.
+// Returns true if the counter has reached the target.
 bool Waiting::Spin(const shm::Counter& counter, uint32_t target, const Flight& flight) const {
   if (flight.operation.part.patient) return false;
   if (!self_.oversubscribed) {
@@ -81,8 +83,9 @@ void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer,
   for (int slices = 0;; slices++) {
     const uint32_t armed = counter.Arm();
     if (shm::Counter::Reached(armed, target)) return;
-    // Arm has recorded that this rank sleeps (see Counter). The fence puts the checks below in one order with the
-    // thread that marks failed ranks: see SegmentControlBlock::MarkLost.
+    // Arm has recorded that this rank is going to sleep (see Counter). The fence orders the checks
+    // below with the changes by the thread that marks failed ranks (see
+    // SegmentControlBlock::MarkLost).
     std::atomic_thread_fence(std::memory_order_seq_cst);
     rules_.ThrowIfPointless(counter, target, peer, flight);
     if (or_failed && rules_.HasFailed(peer)) return;
@@ -102,8 +105,8 @@ void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer,
   }
 }
 
-// The awaited rank may itself wait for a busy rank, or for a decision that the launcher can't make while the store is
-// unreachable.
+// The awaited rank may itself be waiting for a busy rank, or for a decision that the launcher can't
+// make while the store is unreachable. Then the deadline doesn't pass.
 bool Waiting::DeadlinePassed(Flight& flight, std::chrono::steady_clock::time_point now) const {
   if (!flight.deadline) flight.deadline.emplace(self_.options.collective_timeout, self_.options.tell_after);
   const bool busy = std::any_of(flight.members.begin(), flight.members.end(),
@@ -120,7 +123,7 @@ std::string Waiting::NameOf(uint32_t peer, const Flight& flight) const {
   return self_.options.behind_it(flight.operation);
 }
 
-// Returns the names of `peer` and of all ranks that haven't posted yet.
+// Returns the names of `peer` and of all other ranks that haven't posted yet.
 std::string Waiting::Awaited(uint32_t peer, const Flight& flight) const {
   std::string awaited;
   for (const uint32_t r : flight.members) {
@@ -134,8 +137,9 @@ std::string Waiting::Awaited(uint32_t peer, const Flight& flight) const {
   return awaited;
 }
 
-// Returns whether a rank that was last seen on `core`, where this rank runs, has published less in this operation than
-// this rank. The answer may be outdated or wrong. It decides only how to wait.
+// Returns true if a rank that was last seen on `core`, on which this rank runs, has published less
+// in this operation than this rank. The answer may be outdated or wrong, because it only decides
+// how to wait.
 bool Waiting::HasLaggardOn(int core, const Flight& flight) const {
   const shm::Segment& segment = self_.segment;
   const auto behind = [](const shm::Counter& its, const shm::Counter& own) { return !its.Reached(own.Count()); };

@@ -20,12 +20,13 @@ class Waiting {
  public:
   Waiting(const Endpoint& self, const FailureRules& rules) : self_(self), rules_(rules), deadlocks_(self) {}
 
-  // Waits until `counter` of `peer` has reached `target`. With `or_failed`, the wait ends if `peer` has failed, too.
-  // Throws what FailureRules throws, and CollectiveTimeoutError.
+  // Waits until `counter` of `peer` has reached `target`. With `or_failed`, the wait also ends if
+  // `peer` has failed. Throws CollectiveTimeoutError, and the errors that FailureRules throws.
   void Await(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_failed = false) const {
     if (!counter.Reached(target)) AwaitSlowly(counter, target, peer, flight, or_failed);
   }
-  // Returns whether the deadline of `flight` has passed. The deadline is extended while a member is busy alone.
+  // Returns true if the deadline of `flight` has passed. The deadline is extended while a member is
+  // busy alone.
   bool DeadlinePassed(Flight& flight, std::chrono::steady_clock::time_point now) const;
   DeadlockWatch& deadlocks() const { return deadlocks_; }
 

@@ -1,5 +1,5 @@
-// Algorithms for all-reduces between hosts. Each host contributes one part. The hosts exchange messages, on the
-// caller's thread.
+// Algorithms for all-reduces between hosts. Each host contributes one set of data. The hosts
+// exchange messages on the thread that calls the algorithm.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_ALGORITHM_H_
 #define KUNGFU_COLLECTIVES_HOSTS_ALGORITHM_H_
 
@@ -15,8 +15,9 @@
 
 namespace kungfu::hosts {
 
-// The arguments of an all-reduce: out[i] becomes the reduction of in[i] over all hosts. `in` and `out` may be the same
-// memory. KF_MEAN is rejected: for a mean, the caller scales the inputs and requests a sum.
+// The arguments of an all-reduce: out[i] becomes the reduction of in[i] over all hosts. `in` and
+// `out` may be the same memory. KF_MEAN is rejected. For a mean, the caller must scale the inputs
+// and request a sum.
 struct AllReduceCall {
   const Group& group;
   const tcp::Tag& tag;
@@ -27,7 +28,7 @@ struct AllReduceCall {
   size_t count;
 };
 
-// The numbers of hosts and bytes that an algorithm accepts.
+// The numbers of hosts and of bytes that an algorithm accepts.
 struct Range {
   uint32_t least_hosts;
   uint64_t most_bytes;
@@ -35,15 +36,15 @@ struct Range {
   bool Has(uint32_t hosts, uint64_t bytes) const { return hosts >= least_hosts && bytes <= most_bytes; }
 };
 
-// The cost of an all-reduce: the number of consecutive messages, and the bytes through the cable of one host (of a
-// leaf, if the algorithm uses trees).
+// The cost of an all-reduce: the number of consecutive messages, and the number of bytes that go
+// through one host's cable. If the algorithm uses trees, this host is a leaf.
 struct Cost {
   uint64_t steps, bytes;
 };
 
-// An algorithm for all-reduces between hosts. The bits of the result are equal at all hosts. They depend only on the
-// algorithm, the inputs, the order and number of the hosts, and `count`. 16-bit floats are rounded after each reduction
-// of two parts.
+// An algorithm for all-reduces between hosts. The bits of the result are equal on all hosts. They
+// depend only on the algorithm, the inputs, the order and number of the hosts, and `count`. 16-bit
+// floats are rounded after each reduction of two values.
 class Algorithm {
  public:
   virtual ~Algorithm() = default;
@@ -52,35 +53,38 @@ class Algorithm {
   virtual Range range() const = 0;
   virtual Cost CostOf(uint32_t hosts, uint64_t bytes) const = 0;
 
-  // Runs an all-reduce. Every host of the group must call it with the same algorithm, sizes and tag. No other operation
-  // of the epoch may use the tag. Operations with different tags run concurrently, in any order.
+  // Runs an all-reduce. Every host of the group must call it with the same algorithm, sizes and
+  // tag. No other operation of the epoch may use this tag. Operations with different tags run
+  // concurrently, in any order.
   //
-  // Throws ValueError outside of range(), and what Mesh's calls throw. If a host is lost, the waits for that host end.
-  // Other hosts may have succeeded. They may also wait for a host that has thrown, until Mesh::Cancel or their
-  // deadlines end the wait. When Run throws, this host has no messages in flight any more, and its output contains a
-  // part of the result.
+  // Throws ValueError if the call is outside range(), and the errors that Mesh's functions throw.
+  // If a host is lost, the waits for that host end. Other hosts may have succeeded. They may also
+  // wait for a host that has thrown, until Mesh::Cancel or their deadlines end the wait. When Run
+  // throws, this host has no messages in flight any more, and its output may contain a part of the
+  // result.
   void Run(const AllReduceCall& call) const;
 
  private:
   virtual void RunInRange(const AllReduceCall& call) const = 0;
 };
 
-// Recursive doubling, for few bytes: log2(n) steps, each with all bytes.
+// Recursive doubling, for small amounts of data. It takes log2(n) steps, and each step sends all
+// bytes.
 class Doubling final : public Algorithm {
  public:
   const char* name() const override { return "doubling"; }
   Range range() const override { return {1, UINT64_MAX}; }
   Cost CostOf(uint32_t hosts, uint64_t bytes) const override;
 
-  // Computes the same result as Run, on a host that has the parts of all hosts. `parts` is in the order of the hosts.
-  // `out` must not be one of the parts.
+  // Computes the same result as Run, on a host that already has the data of all hosts. `parts`
+  // contains this data in the order of the hosts. `out` must not be one of the parts.
   static void ReduceAlone(kf_dtype dtype, kf_op op, std::vector<const void*> parts, void* out, size_t count);
 
  private:
   void RunInRange(const AllReduceCall& call) const override;
 };
 
-// A ring, for many bytes: 2 (n-1) steps, which transfer 2 (n-1)/n of the bytes.
+// A ring, for large amounts of data. It takes 2 (n-1) steps, which transfer 2 (n-1)/n of the bytes.
 class Ring final : public Algorithm {
  public:
   const char* name() const override { return "ring"; }
@@ -91,11 +95,12 @@ class Ring final : public Algorithm {
   void RunInRange(const AllReduceCall& call) const override;
 };
 
-// Reduces up a tree of hosts and sends the result down again. Uses a single tree, or one tree per host, each with a
-// part of the elements.
+// Reduces up a tree of hosts, and sends the result down again. It uses either a single tree, or one
+// tree per host, each for a part of the elements.
 class Trees final : public Algorithm {
  public:
-  // `order`: the hosts, beginning with the root of the first tree. If empty, the hosts are used in index order.
+  // `order` lists the hosts, beginning with the root of the first tree. If it is empty, the order
+  // is that of the hosts' indices.
   Trees(Shape shape, bool around_each, Members order = {})
       : shape_(shape), around_each_(around_each), order_(std::move(order)) {}
 
@@ -107,7 +112,8 @@ class Trees final : public Algorithm {
 
  private:
   void RunInRange(const AllReduceCall& call) const override;
-  // Returns the branch of the host at `place`, in the tree whose root is the `root`-th host.
+  // Returns the branch of the host at `place`, in the tree whose root is the host with index `root`
+  // in the order.
   Branch BranchIn(uint32_t hosts, uint32_t root, uint32_t place) const;
 
   const Shape shape_;

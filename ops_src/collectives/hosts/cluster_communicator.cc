@@ -30,12 +30,13 @@ namespace {
 
 using hosts::Commit;
 
-// How long a rank waits for an answer. A transport answers immediately, unless its launcher is stopped.
+// How long a rank waits for its transport's answer. A transport answers immediately, unless its
+// launcher is stopped.
 constexpr auto kAnswerLimit = std::chrono::seconds(1);
 constexpr size_t kMostOfName = hosts::Request::kMostBytes / 2;
 
-// Returns whether the operation is a slice of a larger operation. Other slices run at the same time then, so the host's
-// cores and network are busy.
+// Returns true if the operation is a slice of a larger operation. In this case other slices run at
+// the same time, so the host's cores and network are busy.
 bool IsSlice(const Operation& operation) { return operation.part.of != nullptr; }
 
 size_t BytesWithCommitOf(const Operation& operation) {
@@ -43,7 +44,7 @@ size_t BytesWithCommitOf(const Operation& operation) {
   return hosts::BytesWithCommit(operation.kind, operation.dtype, operation.op, CountOf(operation));
 }
 
-// Returns the operation that receives the transport's commit, or its result, in `tensors`.
+// Returns the operation with which a rank receives the transport's commit or result in `tensors`.
 Operation FromTransport(const Operation& operation, Stage stage, const kf_tensor* tensors, size_t num_tensors,
                         kf_dtype dtype, uint32_t transport) {
   Operation part{Kind::kBroadcast, operation.name, tensors, num_tensors, dtype, KF_SUM, transport};
@@ -57,7 +58,8 @@ CommunicatorOptions Asking(CommunicatorOptions options,
   return options;
 }
 
-// Returns the planes that a host's ranks contribute to their transport. `own` still points to the caller's memory.
+// Returns the planes that a host's ranks contribute to their transport. `own` still points to the
+// caller's memory.
 Planes LocalPlanes(const Planes& planes, const hosts::Places& places, uint32_t host) {
   Planes local;
   local.most = 1;
@@ -65,7 +67,7 @@ Planes LocalPlanes(const Planes& planes, const hosts::Places& places, uint32_t h
     local.of_rank.push_back(planes.of_rank[rank]);
     local.most = std::max(local.most, planes.of_rank[rank]);
   }
-  local.of_rank.push_back(0);  // the transport contributes none
+  local.of_rank.push_back(0);  // the transport contributes no planes
   local.own = planes.own;
   return local;
 }
@@ -112,7 +114,7 @@ Operation ToHostOf(const Operation& operation, const hosts::Places& places, uint
 
 }  // namespace
 
-// A rank's contribution to an operation with planes, in each generation of its host.
+// A rank's contribution to an operation with planes, for each generation of the rank's host.
 class ClusterCommunicator::Renewal final : public Communicator::Renewable {
  public:
   using OperationIn = std::function<const Operation*(uint32_t generation)>;
@@ -190,8 +192,8 @@ void ClusterCommunicator::GiveUp(const Error& error) {
   Communicator::Close(error.status(), error.what());
 }
 
-// Runs `body`, and gives up if it throws. If the error comes from the host's communicator, that communicator has given
-// up already, and GiveUp changes nothing there.
+// Runs `body`, and gives up if `body` throws. If the error comes from the host's communicator, that
+// communicator has already given up, and GiveUp changes nothing there.
 template <typename Body>
 void ClusterCommunicator::OrGiveUp(const Body& body) {
   closure_.ThrowIfClosed();
@@ -238,7 +240,8 @@ uint32_t ClusterCommunicator::Run(const Operation& asked) {
   Check(operation);
   const auto observed = Observer::Observe(operation);
   uint32_t generation = 0;
-  // Outputs are written only after the operation has ended for all ranks, so the inputs need no copies.
+  // The outputs are written only after the operation has ended for all ranks, so the inputs needn't
+  // be copied.
   OrGiveUp([&] { generation = RunShared(operation, 0); });
   reductions_.Note(operation, generation);
   if (observed) observed->Done(size_);
@@ -285,7 +288,7 @@ std::optional<uint32_t> ClusterCommunicator::RunRenewable(Renewable& operation, 
   return generation;
 }
 
-// Reserves a name for one operation, for the lifetime of this object.
+// Reserves a name for one operation while this object lives.
 class ClusterCommunicator::Turn {
  public:
   Turn(ClusterCommunicator& cluster, const char* name)
@@ -318,7 +321,7 @@ uint32_t ClusterCommunicator::RunShared(const Operation& operation, uint32_t fro
   return generation;
 }
 
-// Runs an operation in slices: see slices.h.
+// Runs an operation in slices (see slices.h).
 uint32_t ClusterCommunicator::RunInSlices(const Operation& operation, uint32_t from_generation) {
   std::optional<KeptInputs> kept;
   const bool keeps = recovers() && InPlace(operation);
@@ -358,8 +361,8 @@ ClusterCommunicator::Brought ClusterCommunicator::Bring(const Operation& operati
   return brought;
 }
 
-// Waits for the outcome of this rank's contribution, and receives the result. Returns the generation in which the
-// operation ended, or none if the rank must contribute more first.
+// Waits for the outcome of this rank's contribution, and receives the result. Returns the
+// generation in which the operation ended, or none if the rank must first contribute more.
 std::optional<uint32_t> ClusterCommunicator::Hear(const Operation& operation, Brought& brought) {
   for (;;) {
     const hosts::CommitAndResult word = HearCommit(operation);
@@ -424,7 +427,7 @@ std::optional<uint32_t> ClusterCommunicator::RunGenerations(uint32_t from_genera
       }
       generation = commit.generation;
       operation = operation_in(generation);
-      if (operation == nullptr) return std::nullopt;  // the other ranks wait for this rank there
+      if (operation == nullptr) return std::nullopt;  // the other ranks wait here until this rank is ready
     }
   } catch (...) {
     name->under_way = false;
@@ -440,8 +443,8 @@ std::shared_ptr<ClusterCommunicator::Name> ClusterCommunicator::Find(const std::
   return found;
 }
 
-// Deletes a name that has no running operation. A thread that waits for the name holds a reference, which keeps the
-// name.
+// Deletes a name that has no running operation. If a thread waits for the name, the thread's
+// reference keeps the object.
 void ClusterCommunicator::Forget(const std::string& name) {
   const std::lock_guard<std::mutex> guard(mutex_);
   const auto found = names_.find(name);
@@ -454,8 +457,9 @@ void ClusterCommunicator::Check(const Operation& operation) const {
   const bool gives = broadcast && SourceOn(places_, host_, operation) == rank_;
   RequireMemory(operation, /*inputs=*/!broadcast || gives, /*outputs=*/!broadcast || !gives);
   if (std::strlen(operation.name) > kMostOfName) {
-    throw Error(KF_INVALID, Text(NameOf(operation.kind), " \"", std::string(operation.name, 80), "...\": the name has ",
-                                 std::strlen(operation.name), " bytes, at most ", kMostOfName, " with several hosts"));
+    throw Error(KF_INVALID,
+                Text(NameOf(operation.kind), " \"", std::string(operation.name, 80), "...\": the name has ",
+                     std::strlen(operation.name), " bytes; at most ", kMostOfName, " are possible with several hosts"));
   }
 }
 
@@ -495,8 +499,8 @@ void ClusterCommunicator::Tell(const Operation& operation, uint32_t generation, 
   }
 }
 
-// Asks this host's transport what it waits for, and returns the answer. Returns a general description if the transport
-// doesn't know or doesn't answer.
+// Asks this host's transport what it is waiting for, and returns the answer. Returns a general
+// description if the transport doesn't know or doesn't answer.
 std::string ClusterCommunicator::BehindTheTransport(const Operation& part) {
   const std::lock_guard<std::mutex> one(asking_);
   hosts::Request request;
@@ -514,7 +518,7 @@ std::string ClusterCommunicator::BehindTheTransport(const Operation& part) {
     const ssize_t n = recv(requests_, text, sizeof text, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) continue;
     if (n < static_cast<ssize_t>(sizeof request.count)) break;
-    // This may be a late answer to an earlier question.
+    // The received text may be a late answer to an earlier question.
     if (std::memcmp(text, &request.count, sizeof request.count) != 0) continue;
     if (n == static_cast<ssize_t>(sizeof request.count)) break;
     return {text + sizeof request.count, text + n};
@@ -588,8 +592,9 @@ void ClusterCommunicator::TakeResult(const Operation& operation) {
   }
 }
 
-// Returns how many of this host's ranks have failed in a generation, once this host's segment lists them. The launcher
-// enters a failure into the control block first, and then into the segment.
+// Returns how many of this host's ranks have failed in a generation. Waits until this host's
+// segment lists these failures, because the launcher adds a failure to the control block first and
+// to the segment later.
 uint32_t ClusterCommunicator::AwaitLocalFailures(uint32_t generation) const {
   const uint32_t failed = places_.NumFailedOn(host_, generation, control_);
   while (local_control_.num_failed() < failed) {

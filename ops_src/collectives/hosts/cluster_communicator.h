@@ -1,4 +1,4 @@
-// The collectives of a cluster with several hosts, as seen from one of its ranks.
+// The collectives of a cluster with several hosts, as one rank uses them.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_CLUSTER_COMMUNICATOR_H_
 #define KUNGFU_COLLECTIVES_HOSTS_CLUSTER_COMMUNICATOR_H_
 
@@ -18,9 +18,9 @@
 
 namespace kungfu {
 
-// A rank has no connection to other hosts. It sends its contribution to its host's transport (hosts/transport.h), which
-// is a member of the host's segment, and gets the result from there. transport.h describes the protocol, and why all
-// ranks reach the same outcome.
+// A rank has no connection to other hosts. It sends its contribution to its host's transport
+// (hosts/transport.h), which is a member of the host's segment, and gets the result from this
+// transport. transport.h describes the protocol, and why all ranks reach the same outcome.
 class ClusterCommunicator final : public Communicator {
  public:
   // Creates the communicator of rank `rank` and announces the rank. Assemble() waits for the other ranks. `local` is
@@ -31,7 +31,7 @@ class ClusterCommunicator final : public Communicator {
                       bool has_state, const CommunicatorOptions& options);
   ~ClusterCommunicator() override;
 
-  // Waits until every living rank has announced itself: see HostCommunicator::Assemble.
+  // Waits until every running rank has announced itself. See HostCommunicator::Assemble.
   void Assemble();
 
   uint32_t Run(const Operation& operation) override;
@@ -47,13 +47,13 @@ class ClusterCommunicator final : public Communicator {
  private:
   class Renewal;
   class Turn;
-  // The state of this rank's operations with one name. While an operation is under way, the other ranks may wait until
-  // this rank contributes again.
+  // The state of this rank's operations with one name. While an operation is in progress, the other
+  // ranks may be waiting until this rank contributes again.
   struct Name {
     std::mutex busy;  // held by the thread that runs the operation
-    // Guarded by `busy`:
+    // `busy` guards these members:
     bool under_way = false;
-    std::optional<uint32_t> told;  // the latest generation whose planes the transport knows
+    std::optional<uint32_t> told;  // the latest generation whose planes the transport has received
   };
 
   ControlBlock* control() const override { return &control_; }
@@ -90,7 +90,7 @@ class ClusterCommunicator final : public Communicator {
   std::mutex asking_;
   uint64_t questions_ = 0;  // guarded by asking_
   std::mutex mutex_;
-  std::shared_ptr<const Members> sources_;                        // null: none; guarded by mutex_
+  std::shared_ptr<const Members> sources_;                        // null if there are no sources; guarded by mutex_
   std::unordered_map<std::string, std::shared_ptr<Name>> names_;  // names in use; guarded by mutex_
 };
 

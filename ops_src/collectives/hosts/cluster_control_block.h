@@ -1,4 +1,4 @@
-// The control block of a cluster with several hosts, as seen from one rank.
+// The control block of a cluster with several hosts, as one rank uses it.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_CLUSTER_CONTROL_BLOCK_H_
 #define KUNGFU_COLLECTIVES_HOSTS_CLUSTER_CONTROL_BLOCK_H_
 
@@ -13,15 +13,16 @@
 
 namespace kungfu::hosts {
 
-// The job's launchers make announcements to all ranks in a segment of all ranks: failures in a single order, cluster
-// versions, sync points. A rank makes its announcements in the segment of its own host, for the other ranks and the
-// launcher of that host. About the ranks of other hosts, a rank knows only what the launchers pass on, and which ranks
-// had the training state when they joined.
+// The job's launchers make announcements to all ranks in a segment that all ranks share: failures
+// in a single order, cluster versions, and sync points. A rank makes its own announcements in the
+// segment of its host, for the other ranks and the launcher of that host. About a rank on another
+// host, a rank knows only what the launchers pass on, and whether that rank had the training state
+// when it joined.
 //
 // Thread-safe.
 class ClusterControlBlock final : public ControlBlock {
  public:
-  // `local`: the segment of host `host`.
+  // `local` is the segment of host number `host`.
   ClusterControlBlock(const std::shared_ptr<shm::Segment>& control_segment, const std::shared_ptr<shm::Segment>& local,
                       const Places& places, uint32_t host)
       : all_(control_segment), local_(local), places_(places), host_(host), has_state_(places.ranks()) {}
@@ -48,8 +49,8 @@ class ClusterControlBlock final : public ControlBlock {
     return IsHere(rank) ? local_.Address(places_.LocalOf(rank)) : all_.Address(rank);
   }
   bool HasState(uint32_t rank) const override { return has_state_[rank]; }
-  // Sets which ranks had the training state when they joined. To be called before any other thread uses this control
-  // block.
+  // Sets which ranks had the training state when they joined. Call it before any other thread uses
+  // this control block.
   void SetStates(std::vector<bool> has_state) { has_state_ = std::move(has_state); }
   void Leave(uint32_t rank) override { local_.Leave(places_.LocalOf(rank)); }
   RankState State(uint32_t rank) const override {

@@ -8,8 +8,8 @@
 
 namespace kungfu::hosts {
 
-// Copies piece by piece: a host passes on each piece as soon as it has received it. A host waits only for its parent,
-// and the root waits for no host.
+// Copies piece by piece: a host passes on each piece as soon as it has received the piece. A host
+// waits only for its parent. The root waits for no host.
 void Broadcast(const Group& group, const tcp::Tag& tag, Shape shape, uint32_t root, void* data, size_t bytes) {
   const uint32_t n = group.size();
   if (root >= n)
@@ -37,8 +37,9 @@ void Broadcast(const Group& group, const tcp::Tag& tag, Shape shape, uint32_t ro
   group.WaitAll(sent);
 }
 
-// Each host sends one message to each other host, so no host waits for more than one host at a time. Each host begins
-// with the next host in order, so they don't all send to the same host at first.
+// Each host sends one message to each other host, so no host waits for more than one host at a
+// time. Each host begins with the next host in order, so that not all hosts first send to the same
+// host.
 void AllGather(const Group& group, const tcp::Tag& tag, const void* row, void* out, size_t bytes) {
   const uint32_t n = group.size();
   auto* const rows = static_cast<char*>(out);

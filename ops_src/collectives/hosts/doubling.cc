@@ -1,17 +1,21 @@
-// An all-reduce of few bytes. In step k, each host exchanges all its data with the host whose place differs from its
-// own in bit k. After log2(n) steps, all hosts have the sum.
+// An all-reduce for small amounts of data. In step k, each host exchanges all its data with the
+// host whose place differs from its own place only in bit k. After log2(n) steps, all hosts have
+// the sum.
 //
-// If n isn't a power of two, let p be the largest power of two below n. The first 2 * (n - p) hosts form pairs. The
-// second host of each pair sends its contribution to the first, and gets the result at the end.
+// If n isn't a power of two, let p be the largest power of two below n. The first 2 * (n - p) hosts
+// form pairs. The second host of each pair sends its contribution to the first host, and gets the
+// result at the end.
 //
-// All hosts compute the same bits. A block is a set of hosts whose places are equal except for the last k bits. Before
-// step k, all hosts of a block have the same bits. In step k, the hosts of two blocks all compute (data of the lower
-// block) op (data of the upper block), in this order. The second hosts of pairs get a copy.
+// All hosts compute the same bits. A block is a set of hosts whose places are equal except for the
+// last k bits. Before step k, all hosts of a block have the same bits. In step k, the hosts of two
+// blocks all compute (data of the lower block) op (data of the upper block), in this order. The
+// second hosts of the pairs get a copy.
 //
-// All receives are posted at the beginning, each into separate memory, in which the sum of that step is computed later.
-// So the data that a step sends stays unchanged until it has been sent. Only one area is both sent and received into:
-// the output of the second host of a pair, if the operation is in place. The result that arrives there includes the
-// data that was sent from there. So that data had been read before.
+// All receives are posted at the beginning. Each has separate memory, in which the sum of its step
+// is computed later. So the data that a step sends stays unchanged until it has been sent. There is
+// one exception: if the operation is in place, the second host of a pair receives into the memory
+// from which it sends, its output. This is safe, because the result that arrives there includes the
+// data that was sent from there. So that data was read before the result arrives.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -25,7 +29,7 @@
 namespace kungfu::hosts {
 namespace {
 
-// The operation's messages. Step k uses number kStep + k.
+// The numbers of the operation's messages. Step k uses number kStep + k.
 enum : uint64_t { kGive = 0, kResult = 1, kStep = 2 };
 
 // Returns how often 1 can be doubled without exceeding `hosts`.
@@ -61,15 +65,15 @@ void Doubling::RunInRange(const AllReduceCall& call) const {
     group.Wait(result);
     return;
   }
-  // The hosts that remain after the pairs have their own numbering. `own` is this host's number, and place_of returns
-  // the place of a number.
+  // The hosts that remain after the pairs have their own numbering. `own` is this host's number.
+  // `place_of(other)` returns the place of the host with number `other`.
   const uint32_t own = in_pair ? place / 2 : place - pairs;
   const auto place_of = [&](uint32_t other) { return other < pairs ? 2 * other : other + pairs; };
 
-  thread_local Memory memory;  // kept, because new pages would cost as much as the copies into them
+  thread_local Memory memory;  // reused, because new pages would cost as much as the copies into them
   const size_t room = Aligned(std::max<size_t>(bytes, 1));
   char* const slots = memory.Get((steps + 1) * room);
-  std::vector<tcp::Mesh::Ticket> received, sent;  // declared after the memory, so that they are destroyed first
+  std::vector<tcp::Mesh::Ticket> received, sent;  // declared after the memory, so that the tickets are destroyed first
   for (uint32_t k = 0; k < steps; k++) {
     received.push_back(group.Receive(place_of(own ^ 1u << k), tag.Step(kStep + k), slots + k * room, bytes));
   }

@@ -14,8 +14,8 @@
 
 namespace kungfu::hosts {
 
-// A group of hosts of a mesh, in one epoch. All hosts of the group have the same list. A host's place is its index in
-// the list.
+// A group of hosts of a mesh, in one epoch. All hosts of the group have the same list of hosts. A
+// host's place is its index in this list.
 class Group {
  public:
   // `members` must be in ascending order and include this host. The mesh must outlive the group.

@@ -6,8 +6,8 @@ namespace kungfu::hosts {
 namespace {
 
 constexpr size_t kLatest = 15, kEnough = 5;
-constexpr uint64_t kFewBytes = 16 << 10;    // so few bytes that only the number of steps matters
-constexpr uint64_t kManyBytes = 256 << 10;  // so many bytes that the number of steps hardly matters
+constexpr uint64_t kFewBytes = 16 << 10;    // below this size, only the number of steps matters
+constexpr uint64_t kManyBytes = 256 << 10;  // above this size, the number of steps hardly matters
 constexpr uint64_t kMost = 1'000'000'000;
 
 uint64_t Nanoseconds(std::chrono::nanoseconds time) {

@@ -1,4 +1,4 @@
-// Measures the network between the hosts while a transport uses it.
+// Measures the network between the hosts while a transport uses the network.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_METER_H_
 #define KUNGFU_COLLECTIVES_HOSTS_METER_H_
 
@@ -14,35 +14,38 @@
 
 namespace kungfu::hosts {
 
-// Measures all-reduces between hosts, if AUTO has chosen the algorithm. All-reduces whose data travels in the headers
-// are excluded (transport.h, 13). A measurement begins when the headers of all hosts have been exchanged, so it
-// includes no wait for a late rank.
+// Measures all-reduces between hosts whose algorithm AUTO has chosen. All-reduces whose data
+// travels in the headers are excluded (see invariant 13 in transport.h). A measurement begins when
+// the headers of all hosts have been exchanged, so it includes no wait for a late rank.
 //
-// The time of a step comes from small all-reduces that ran alone. The time of a byte comes from all all-reduces between
-// two moments at which none is running, because concurrent all-reduces share the cable.
+// The time of a step is measured with small all-reduces that ran alone. The time of a byte is
+// measured with all all-reduces that ran between two moments at which no all-reduce was running,
+// because concurrent all-reduces share the cable.
 //
-// A figure is the median of the latest measurements. The value that is reported changes only when the median differs
-// from it by half. A new value may change the algorithm of an operation, and with it the bits of the result. A short
-// disturbance mustn't cause that, but a change of the network should.
+// A figure is the median of the latest measurements. The reported value changes only if the median
+// differs from it by more than a factor of 1.5. A new value may change the algorithm of an
+// operation, and therefore the bits of the result. A short disturbance mustn't cause such a change,
+// but a change of the network should.
 //
 // Thread-safe.
 class Meter {
  public:
   using Clock = std::chrono::steady_clock;
-  // `cable` is called after many bytes have been sent.
+  // `cable` measures this host's connections. It is called after many bytes have been sent.
   explicit Meter(std::function<tcp::Mesh::Cable()> cable) : cable_(std::move(cable)) {}
 
   void Begin(Clock::time_point now);
-  // Records that an all-reduce has ended. `cost` is the cost of what it sent, or null if it has failed.
+  // Records that an all-reduce has ended. `cost` is the cost of the data that it sent, or null if
+  // the all-reduce has failed.
   void End(Clock::time_point now, const Cost* cost);
 
   Figures figures() const;
 
  private:
-  // The latest measurements, and the value that is reported for them.
+  // The latest measurements of one figure, and the value that is reported for it.
   class Lately {
    public:
-    // Adds a measurement. Returns whether `told` has changed.
+    // Adds a measurement. Returns true if `told`, the reported value, has changed.
     bool Note(uint64_t measured);
     uint32_t told = 0;
 
@@ -55,11 +58,11 @@ class Meter {
 
   const std::function<tcp::Mesh::Cable()> cable_;
   mutable std::mutex mutex_;
-  // All guarded by mutex_:
+  // `mutex_` guards these members:
   Lately step_ns_, byte_ps_, cable_rate_;
   bool is_all_ = false;
   uint32_t under_way_ = 0;
-  // Since the last moment at which no all-reduce was running:
+  // These values cover the time since no all-reduce was running:
   Clock::time_point begin_;
   uint32_t most_ = 0, ended_ = 0;
   bool failed_ = false;

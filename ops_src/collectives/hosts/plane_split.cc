@@ -7,13 +7,15 @@
 namespace kungfu::hosts {
 namespace {
 
-// An intermediate result, computed from planes of one host or from nodes of several hosts.
+// An intermediate result. It is computed either from planes of one host, or from nodes of several
+// hosts.
 struct Part {
   static constexpr uint32_t kSeveral = UINT32_MAX;
 
   uint32_t host = kSeveral;
-  std::vector<int32_t> planes;                       // if from one host: its program
-  std::vector<std::pair<uint32_t, uint32_t>> nodes;  // if from several hosts: (host, node), or kSum for an addition
+  std::vector<int32_t> planes;                       // for a result from one host: its program
+  std::vector<std::pair<uint32_t, uint32_t>> nodes;  // for a result from several hosts: (host, node), or kSum for an
+                                                     // addition
 };
 constexpr std::pair<uint32_t, uint32_t> kSum{Part::kSeveral, 0};
 
@@ -27,7 +29,7 @@ PlaneSplit SplitPlanes(const Planes& planes, const Places& places) {
   }
   PlaneSplit split;
   split.nodes.resize(places.hosts());
-  const auto finish = [&](Part& part) {  // called when the part is added to the part of another host
+  const auto finish = [&](Part& part) {  // called when the part is added to a part of another host
     if (part.host == Part::kSeveral) return;
     std::vector<std::vector<int32_t>>& there = split.nodes[part.host];
     part.nodes = {{part.host, static_cast<uint32_t>(there.size())}};

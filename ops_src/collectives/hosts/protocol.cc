@@ -11,7 +11,7 @@
 namespace kungfu::hosts {
 namespace {
 
-constexpr uint32_t kMagic = 0x3352464b;  // "KFR3"; its last character is the version of the format
+constexpr uint32_t kMagic = 0x3352464b;  // "KFR3": the last character is the version of the format
 
 struct Fixed {
   uint32_t magic;
@@ -19,7 +19,8 @@ struct Fixed {
   uint32_t root, from_generation;
   uint64_t count, signature;
   uint16_t track, what_bytes;
-  uint32_t name_bytes, of_rank, program;  // these three and `sources`: lengths of the arrays that follow
+  uint32_t name_bytes, of_rank, program;  // these three fields and `sources` contain the lengths of the arrays that
+                                          // follow
   uint32_t most, sources;
   double divisor;
 };
@@ -31,7 +32,8 @@ void Append(std::vector<char>& bytes, const T* from, size_t count) {
   bytes.insert(bytes.end(), at, at + count * sizeof(T));
 }
 
-// Returns whether the program is valid: it uses existing planes, leaves one result, and doesn't exceed the stack.
+// Returns true if the program is valid: it uses only existing planes, leaves one result, and
+// doesn't exceed the stack.
 bool IsProgram(const Planes& planes) {
   size_t depth = 0;
   const auto count = static_cast<int64_t>(planes.count());
@@ -80,7 +82,7 @@ std::vector<char> Request::Packed() const {
   if (bytes.size() > kMostBytes) {
     throw Error(KF_INVALID,
                 Text(NameOf(kind), " \"", name.substr(0, 80), "\": its name and its partition of shards have ",
-                     bytes.size(), " bytes, at most ", kMostBytes, " between hosts"));
+                     bytes.size(), " bytes; at most ", kMostBytes, " are possible between hosts"));
   }
   return bytes;
 }
@@ -144,7 +146,7 @@ Places::Places(std::vector<uint32_t> host_of_rank) : host_of_(std::move(host_of_
   for (uint32_t host = 0; host < hosts(); host++) {
     if (ranks_on_[host].empty()) throw Error(KF_INVALID, Text("host ", host, " has no ranks"));
     if (ranks_on_[host].size() >= shm::kMaxRanks) {
-      throw Error(KF_INVALID, Text("host ", host, " has ", SizeOf(host), " ranks, at most ", shm::kMaxRanks - 1));
+      throw Error(KF_INVALID, Text("host ", host, " has ", SizeOf(host), " ranks; at most ", shm::kMaxRanks - 1));
     }
   }
 }

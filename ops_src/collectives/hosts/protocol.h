@@ -1,4 +1,5 @@
-// The messages, besides data, between the ranks of a host and their transport. transport.h defines the terms.
+// The messages between the ranks of a host and their transport, except for the data itself.
+// transport.h defines the terms.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_PROTOCOL_H_
 #define KUNGFU_COLLECTIVES_HOSTS_PROTOCOL_H_
 
@@ -15,35 +16,36 @@
 
 namespace kungfu::hosts {
 
-// The number of slices of an operation that run concurrently: see slices.h.
+// The number of slices of an operation that run concurrently (see slices.h).
 inline constexpr uint32_t kTracks = 4;
 
-// The notice of a rank that it begins an operation or, with `renewal`, that it contributes again in another generation.
-// It is one message of a SOCK_SEQPACKET socket.
+// A message from a rank to its transport: the rank begins an operation or, with `renewal`,
+// contributes to it again in another generation. It is one message on a SOCK_SEQPACKET socket.
 struct Request {
   bool renewal = false;
-  // If true, no operation begins. Instead, the rank asks what the operation with this name waits for. The answer
-  // arrives on the same socket: the value of `count` in 8 bytes, then text.
+  // If true, the rank begins no operation. Instead, it asks what the operation with this name is
+  // waiting for. The answer arrives on the same socket: the value of `count` in 8 bytes, followed
+  // by text.
   bool asks = false;
   Kind kind = Kind::kBarrier;
   kf_dtype dtype = KF_UINT8;
   kf_op op = KF_SUM;
   bool weighted = false;
-  // The ranks contribute more after a commit with Commit::kMore, which says that all hosts contribute the same
-  // operation: see slices.h.
+  // If true, the ranks will contribute more after a commit with Commit::kMore. This commit means
+  // that all hosts contribute the same operation (see slices.h).
   bool more_follow = false;
-  bool is_slice = false;         // other slices of the same operation run concurrently
+  bool is_slice = false;         // true if other slices of the same operation run concurrently
   uint8_t track = 0;             // the track of the slice
   uint32_t root = 0;             // rank in the cluster
-  uint32_t from_generation = 0;  // the earliest generation in which it may run
-  uint64_t count = 0;            // elements that a rank contributes
+  uint32_t from_generation = 0;  // the earliest generation in which the operation may run
+  uint64_t count = 0;            // number of elements that a rank contributes
   uint64_t signature = 0;
-  std::string name, what;  // `what`: the operation as described in a mismatch error
-  // For an operation with planes, in generation `from_generation`: the fields of_rank, most, program and divisor of
-  // Planes.
+  std::string name, what;  // `what` describes the operation in a mismatch error
+  // Set for an operation with planes in generation `from_generation`. `planes` then contains the
+  // fields of_rank, most, program and divisor.
   bool has_planes = false;
   Planes planes;
-  Members sources;  // for a broadcast: Operation::sources
+  Members sources;  // for a broadcast: the value of Operation::sources
 
   std::vector<char> Packed() const;
   // Returns none if the bytes, which come from another process, are not a valid request.
@@ -51,26 +53,30 @@ struct Request {
 
   static constexpr uint64_t kMostElements = uint64_t{1} << 40;  // the limit of a mailbox's count
   static constexpr uint32_t kMostPlanes = 4096;                 // per rank
-  static constexpr size_t kMostBytes = 160 << 10;  // a socket accepts this much at once with Linux's defaults
+  static constexpr size_t kMostBytes = 160 << 10;  // with Linux's default settings, a socket accepts this many bytes at
+                                                   // once
 };
 
-// The transport's decision on an operation, for all ranks of its host. Ranks may wait for it for a long time, until
-// the other hosts have contributed. So it is a broadcast whose data is inlined. A broadcast with a staging buffer
-// would occupy that buffer during the whole wait, while other ranks need one (staging_buffers.cc, 12).
+// The transport's decision on an operation, which it sends to all ranks of its host. Ranks may wait
+// a long time for it, until the other hosts have contributed. So it is sent by a broadcast whose
+// data is inlined. A broadcast with a staging buffer would occupy that buffer during the whole
+// wait, while other ranks need one (see invariant 12 in staging_buffers.cc).
 struct Commit {
   enum What : uint8_t {
-    kDone = 1,    // the result is in the staging buffer or in this message, or it follows
+    kDone = 1,    // the result is in the staging buffer, or in this message, or it follows
     kAgain = 2,   // the ranks must contribute again, in `generation`
     kFailed = 3,  // the operation failed with `status`; the text follows
-    kMore = 4,    // not decided yet, but all hosts contribute the same operation; another commit follows
+    kMore = 4,    // no decision yet, but all hosts contribute the same operation; another commit follows
   };
   uint8_t what = kDone;
   uint8_t status = KF_OK;
-  uint8_t goes_on = 0;           // with kFailed: all ranks fail alike, and the communicator stays usable
-  uint8_t in_pinned_buffer = 0;  // with kDone: the result is in the transport's part of the pinned buffer
+  uint8_t goes_on = 0;           // with kFailed: true if all ranks fail in the same way, so that the communicator stays
+                                 // usable
+  uint8_t in_pinned_buffer = 0;  // with kDone: true if the result is in the transport's part of the pinned buffer
   uint32_t generation = 0;
 };
-// The data of the commit's broadcast. Only the first BytesWithCommit(...) bytes of `result` are sent.
+// The data of the broadcast that sends a commit. Only the first BytesWithCommit(...) bytes of
+// `result` are sent.
 struct CommitAndResult {
   Commit commit;
   char result[shm::kInlineBytes - sizeof(Commit)] = {};
@@ -78,33 +84,35 @@ struct CommitAndResult {
 static_assert(sizeof(CommitAndResult) == shm::kInlineBytes);
 inline constexpr size_t kTextBytes = 1024;
 
-// Returns whether a host's transport gets the contribution of each rank separately, instead of their sum.
+// Returns true if a host's transport gets each rank's contribution separately, instead of their
+// sum.
 inline bool GoesInRows(Kind kind, kf_dtype dtype, kf_op op) {
   return kind == Kind::kAllGather || (Reduces(kind) && op == KF_MEAN && BlendFor(dtype) == nullptr);
 }
 inline bool GoesInRows(const Operation& operation) { return GoesInRows(operation.kind, operation.dtype, operation.op); }
 
-// Returns whether the staging buffer with the contributions of a host's ranks is kept for the result. Valid only for
-// operations without planes.
+// Returns true if the staging buffer with the contributions of a host's ranks is kept for the
+// result. This is valid only for operations without planes.
 inline bool PinsBuffer(Kind kind, kf_dtype dtype, kf_op op) {
   return kind == Kind::kAllReduce && !GoesInRows(kind, dtype, op);
 }
 
-// Returns the bytes of a host's contribution if it is so small that hosts send it in their headers. Otherwise returns
-// 0.
+// If a host's contribution is so small that hosts send it in their headers, returns its number of
+// bytes. Otherwise returns 0.
 inline constexpr size_t kSmallBytes = 40;
 inline size_t SmallBytes(Kind kind, kf_dtype dtype, kf_op op, uint64_t count) {
   if (!PinsBuffer(kind, dtype, op) || count > kSmallBytes || count * SizeOf(dtype) > kSmallBytes) return 0;
   return count * SizeOf(dtype);
 }
 
-// Returns the bytes of the result if it is so small that the ranks get it in the commit. Otherwise returns 0.
+// If the result is so small that the ranks get it together with the commit, returns its number of
+// bytes. Otherwise returns 0.
 inline size_t BytesWithCommit(Kind kind, kf_dtype dtype, kf_op op, uint64_t count) {
   const size_t bytes = SmallBytes(kind, dtype, op, count);
   return bytes <= sizeof(CommitAndResult::result) ? bytes : 0;
 }
 
-// The hosts of a cluster's ranks, equal at all ranks.
+// The host of each rank in the cluster. The object is the same on all ranks.
 class Places {
  public:
   explicit Places(std::vector<uint32_t> host_of_rank);
@@ -115,18 +123,18 @@ class Places {
   // Returns the ranks on `host`, in ascending order.
   const std::vector<uint32_t>& RanksOn(uint32_t host) const { return ranks_on_[host]; }
   uint32_t SizeOf(uint32_t host) const { return static_cast<uint32_t>(ranks_on_[host].size()); }
-  // Returns the index of a rank among the ranks of its host. The index of the host's transport is one more than the
-  // last of them.
+  // Returns the index of a rank among the ranks of its host. The index of the host's transport is
+  // the next number after these indices.
   uint32_t LocalOf(uint32_t rank) const { return local_of_[rank]; }
   uint32_t TransportOf(uint32_t host) const { return SizeOf(host); }
-  // Returns the rank of `host` from which the other ranks of `host` copy a broadcast. Returns none if the data comes
-  // from another host.
+  // Returns the rank on `host` from which the other ranks of `host` copy a broadcast's data.
+  // Returns none if the data comes from another host.
   std::optional<uint32_t> SourceOn(uint32_t host, uint32_t root, const Members& sources) const;
 
   // Returns how many of the cluster's first `generation` failed ranks were on `host`.
   uint32_t NumFailedOn(uint32_t host, uint32_t generation, const ControlBlock& control) const;
-  // Returns the earliest generation of the cluster that excludes the first `failed` failed ranks of `host`. Returns
-  // none while `control` doesn't list them yet.
+  // Returns the earliest generation of the cluster that excludes the first `failed` failed ranks of
+  // `host`. Returns none if `control` doesn't list these failures yet.
   std::optional<uint32_t> GenerationWithout(uint32_t host, uint32_t failed, const ControlBlock& control) const;
 
  private:

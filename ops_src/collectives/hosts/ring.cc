@@ -1,24 +1,27 @@
-// An all-reduce of many bytes around a ring. The data has n segments, one for each host. Each host first sends its own
-// segment to the next host. That host adds its part and sends the sum on. After n-1 steps, the complete sum of a
-// segment is at the host before the segment's own host. Then the sums go around the ring once more. Each host sends and
-// receives 2 (n-1)/n of the bytes.
+// An all-reduce for large amounts of data around a ring. The data has n segments, one for each
+// host. Each host first sends its own segment to the next host. That host adds its part and sends
+// the sum on. After n-1 steps, the complete sum of a segment is at the host that comes before the
+// segment's own host. Then the sums go around the ring once more. Each host sends and receives 2
+// (n-1)/n of the bytes.
 //
-// Segments are divided into pieces. Each piece is one message, and a host sends it on as soon as it has added its part.
-// While one piece is reduced, the next arrives and the previous one leaves.
+// Segments are divided into pieces. Each piece is one message, and a host sends it on as soon as
+// the host has added its own part. While one piece is reduced, the next piece arrives and the
+// previous piece leaves.
 //
-// All hosts get the same bits. Each element is added up once, along the ring, beginning with its segment's own host.
-// Afterwards it is only copied.
+// All hosts get the same bits. Each element is added up only once, along the ring, beginning with
+// its segment's own host. After that, the sum is only copied.
 //
-// There is no circular wait. A host waits for pieces in the order in which the previous host sends them. That host
-// sends a piece after it has received the same piece one step earlier. It sends the pieces of the first step before it
-// waits for anything.
+// There is no circular wait. A host waits for pieces in the order in which the previous host sends
+// them. The previous host sends a piece after it has received the same piece one step earlier. It
+// sends the pieces of the first step before it waits for anything.
 //
-// The sums are received directly into the output. The first kAhead of these receives are posted at the beginning. At
-// that time, the parts in the same memory may still have to be read (the inputs, if the operation is in place). This is
-// safe: a sum includes the part of this host. So this host has added or sent its part before the sum exists anywhere.
+// The sums are received directly into the output. The first kAhead of these receives are posted at
+// the beginning. At that time, the same memory may still contain parts that must be read (the
+// inputs, if the operation is in place). This is safe, because a sum includes this host's part. So
+// this host has added or sent its part before the sum exists anywhere.
 //
-// The parts of other hosts are received in a window of pieces, and this host adds its own parts to them from there. The
-// receive of piece k + window is posted when piece k has been added.
+// The parts of other hosts are received in a window of pieces. This host adds its own parts to them
+// in the window. The receive of piece k + window is posted when piece k has been added.
 #include <algorithm>
 #include <vector>
 
@@ -32,8 +35,8 @@ namespace kungfu::hosts {
 namespace {
 
 struct Piece {
-  uint64_t number;      // equal at all hosts
-  size_t begin, count;  // range of its elements
+  uint64_t number;      // the same on all hosts
+  size_t begin, count;  // range of the piece's elements
   bool last_step;
 };
 
@@ -86,9 +89,9 @@ void Ring::RunInRange(const AllReduceCall& call) const {
   const auto part_tag = [&](const Piece& piece) { return tag.Step(piece.number); };
   const auto sum_tag = [&](const Piece& piece) { return tag.Step(segments.Numbers() + piece.number); };
 
-  thread_local Memory memory;  // kept, because new pages would cost as much as the copies into them
+  thread_local Memory memory;  // reused, because new pages would cost as much as the copies into them
   char* const window = memory.Get(kWindow * kPieceBytes);
-  // declared after the memory, so that they are destroyed first
+  // The tickets are declared after the memory, so that they are destroyed first.
   std::vector<tcp::Mesh::Ticket> parts_here, sums_here, sent;
   const auto receive_part = [&](size_t k) {
     const Piece& piece = parts[k];

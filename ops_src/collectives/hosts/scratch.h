@@ -15,32 +15,33 @@
 
 namespace kungfu::hosts {
 
-// The memory of one operation at a time.
+// Working memory that serves one operation at a time.
 struct Scratch {
   size_t bytes() const { return contribution.bytes() + result.bytes() + other.bytes(); }
 
   Memory contribution, result, other;
-  // The contribution of the host's ranks, kept while it may be needed again. It is in `contribution` or in the pinned
-  // staging buffer.
+  // The contribution of the host's ranks. It is kept while it may be needed again, either in
+  // `contribution` or in the pinned staging buffer.
   char* data = nullptr;
   char* out = nullptr;     // the result, in memory of this object or in the pinned staging buffer
-  uint64_t elements = 0;   // number of elements of the result
+  uint64_t elements = 0;   // number of elements in the result
   uint64_t signature = 0;  // signature of the contribution
   Planes planes;           // planes of the contribution
-  size_t most = 0;         // bytes of the largest operation that has used this memory
+  size_t most = 0;         // number of bytes of the largest operation that has used this memory
 };
 
-// Keeps the memory of earlier operations for reuse, because new pages cost more than the copies into them. Thread-safe.
-// The pool limits the memory that it keeps:
-// - An operation gets memory that an operation of about the same size has used, or new memory. So a small operation
-//   never holds large memory while it runs.
-// - Idle memory is at most kMostIdle bytes. The memory that was used last is kept even if it is larger.
+// Keeps the memory of earlier operations for reuse, because new pages cost more than the copies
+// into them. Thread-safe. The pool limits the memory that it keeps:
+// - An operation gets either new memory, or memory that an operation of about the same size has
+//   used. So a small operation never holds large memory while it runs.
+// - At most kMostIdle bytes stay idle. However, the memory that was used last is kept even if it is
+//   larger.
 class ScratchPool {
  public:
   static constexpr size_t kMostIdle = 64 << 20;
   static constexpr size_t kSmall = 1 << 20;  // operations up to this size count as equally large
 
-  // Assigns memory to an operation of `bytes`, for the lifetime of this object.
+  // Assigns memory to an operation of `bytes` bytes while this object lives.
   class Use {
    public:
     Use(ScratchPool& pool, size_t bytes) : pool_(pool), scratch_(pool.Take(bytes)) {}
@@ -61,13 +62,13 @@ class ScratchPool {
   }
 
  private:
-  using Entry = std::pair<std::unique_ptr<Scratch>, size_t>;  // (memory, its bytes)
+  using Entry = std::pair<std::unique_ptr<Scratch>, size_t>;  // (memory, its number of bytes)
 
   std::unique_ptr<Scratch> Take(size_t bytes) {
     std::unique_ptr<Scratch> taken;
     {
       const std::lock_guard<std::mutex> guard(mutex_);
-      // Take the memory that was used last: its pages are still in the caches.
+      // Take the memory that was used last, because its pages are still in the caches.
       const auto found = std::find_if(idle_.rbegin(), idle_.rend(), [&](const Entry& entry) {
         const size_t most = entry.first->most;
         return std::max(most, bytes) <= kSmall || (most >= bytes && most / 4 <= bytes);

@@ -28,16 +28,17 @@ Strategy StrategyNamed(const std::string& name) {
 
 namespace {
 
-constexpr uint64_t kMostBytes = 1 << 30;  // more bytes don't change the selection, but might overflow
+constexpr uint64_t kMostBytes = 1 << 30;  // larger sizes don't change the selection, but might overflow
 constexpr uint32_t kMostFigure = 100'000'000;
-// Assumed until they are measured. A message through both kernels and the transports' threads takes 0.1 ms, and the
-// network has 1 Gbit/s.
+// The figures that are assumed until there are measurements. A message through both kernels and the
+// transports' threads takes 0.1 ms, and the network has 1 Gbit/s.
 constexpr Figures kAssumed{100'000, 8'000};
-// The part of a byte's time that recursive doubling spends on reductions while nothing is sent. Chosen by measurement:
-// with this value, two hosts switch from doubling to the ring at 128 KiB.
+// The fraction of a byte's time that recursive doubling spends on reductions while nothing is sent.
+// It was chosen by measurement: with this value, two hosts switch from doubling to the ring at 128
+// KiB.
 constexpr uint64_t kUnhiddenReduction = 10;  // a tenth
 
-// Returns the worst measurements of all hosts.
+// Returns the worst measurement among all hosts, for each figure.
 Figures WorstOf(const std::vector<Figures>& of_hosts) {
   Figures worst;
   for (const Figures& each : of_hosts) {
@@ -49,12 +50,13 @@ Figures WorstOf(const std::vector<Figures>& of_hosts) {
   return worst;
 }
 
-// Returns the picoseconds per byte through this host's cable.
+// Returns the time of a byte through this host's cable, in picoseconds.
 uint64_t CableByte(const Figures& host) { return std::min<uint64_t>(1'000'000'000 / host.cable, kMostFigure); }
 
 using Selected = std::unique_ptr<const Algorithm>;
 
-// Returns a tree whose leaves are the slow hosts, if it saves a tenth of the ring's time. Otherwise returns null.
+// Returns a tree whose leaves are the slow hosts, if it takes at least a tenth less time than the
+// ring. Otherwise returns null.
 Selected AroundSlowHosts(const std::vector<Figures>& of_hosts, uint64_t bytes, uint32_t beside) {
   const auto n = static_cast<uint32_t>(of_hosts.size());
   uint64_t slowest = 0;
@@ -72,7 +74,8 @@ Selected AroundSlowHosts(const std::vector<Figures>& of_hosts, uint64_t bytes, u
     const uint64_t load = place == 0 ? std::max<uint64_t>(children, 1) : 1 + children;
     tree = std::max(tree, load * bytes * CableByte(of_hosts[order[place]]));
   }
-  // A slow host's first piece must go up and its sum must come down while no other piece of the operation is under way.
+  // A slow host's first piece must go up and its sum must come down while no other piece of the
+  // operation is in transit.
   tree += 2 * std::min<uint64_t>(bytes, kPieceBytes) * slowest / beside;
   const uint64_t ring = Ring().CostOf(n, bytes).bytes * slowest;
   if (tree > ring / 10 * 9) return nullptr;
@@ -123,8 +126,8 @@ Selected SelectAlgorithm(Strategy strategy, const std::vector<Figures>& of_hosts
 Shape SelectBroadcastShape(Strategy strategy, const std::vector<Figures>& of_hosts, uint64_t bytes) {
   switch (strategy) {
     case Strategy::kAuto: {
-      // The root of a binomial tree sends all data to log2(n) hosts, and the root of a chain sends it to one host. But
-      // the last host of a chain gets its first data only after n-1 messages.
+      // In a binomial tree, the root sends all data to log2(n) hosts. In a chain, it sends the data
+      // to only one host. But the last host of a chain gets its first data only after n-1 messages.
       const Figures worst = WorstOf(of_hosts);
       const uint64_t n = of_hosts.size(), all = std::min(bytes, kMostBytes),
                      piece = std::min<uint64_t>(all, kPieceBytes);

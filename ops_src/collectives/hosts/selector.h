@@ -12,40 +12,46 @@
 
 namespace kungfu::hosts {
 
-// KungFu's strategies between hosts. Strategies that differ only within a host are equal here.
+// KungFu's strategies between hosts. Strategies that differ only within a host have the same value
+// here.
 enum class Strategy : uint32_t {
   kAuto,             // AUTO: the fastest algorithm according to the hosts' measurements
   kRing,             // RING
-  kStar,             // STAR, TREE: to the first host and back
-  kMultiStar,        // MULTI_STAR, CLIQUE: 1/n of the data to each host and back
-  kBinaryTree,       // BINARY_TREE, BINARY_TREE_STAR: up and down one tree, whose root is the first host
+  kStar,             // STAR, TREE: all data goes to the first host and back
+  kMultiStar,        // MULTI_STAR, CLIQUE: 1/n of the data goes to each host and back
+  kBinaryTree,       // BINARY_TREE, BINARY_TREE_STAR: data goes up and down one tree, whose root is the first host
   kMultiBinaryTree,  // MULTI_BINARY_TREE_STAR: one tree per host, each with 1/n of the data
 };
 
-// Returns the strategy with this KungFu name. Throws ValueError if there is none.
+// Returns the strategy with this KungFu name. Throws ValueError if there is no such strategy.
 Strategy StrategyNamed(const std::string& name);
 
-// What a host has measured of its network to the other hosts (meter.h), in whole numbers. 0 means not measured yet.
+// A host's measurements of its network to the other hosts (meter.h), as whole numbers. 0 means that
+// there is no measurement yet.
 struct Figures {
-  uint32_t step_ns = 0;  // time of a message that a host waits for
-  uint32_t byte_ps = 0;  // time of a byte of an operation, through the slowest cable of all hosts
-  // What the host's own cable carries, in bytes per millisecond. It is a lower bound or, with `is_all`, the limit of
-  // the network.
+  uint32_t step_ns = 0;  // time of a message for which a host waits
+  uint32_t byte_ps = 0;  // time of one byte of an operation, through the slowest cable of all hosts
+  // The rate of the host's own cable in bytes per millisecond. With `is_all`, it is the limit of
+  // the network. Otherwise it is a lower bound.
   uint32_t cable = 0;
   uint32_t is_all = 0;
 };
 
-// Selects the algorithm for `bytes` between hosts that have measured `of_hosts`. With AUTO, this is the cheapest
-// algorithm by an alpha-beta model with the worst figures of all hosts. `beside` is the number of all-reduces that run
-// at the same time. They share the cables, but their waits for messages overlap. If the selected algorithm doesn't
-// accept this size, Doubling is returned.
+// Selects the algorithm for an all-reduce of `bytes` bytes between hosts with the measurements
+// `of_hosts`. With AUTO, this is the cheapest algorithm by an alpha-beta model with the worst
+// figures of all hosts. `beside` is the number of all-reduces that run at the same time. They share
+// the cables, but their waits for messages overlap. If the selected algorithm doesn't accept this
+// size, returns Doubling.
 //
-// - Doubling sends all bytes in each of its steps, and reduces between the steps. Ring has more steps with fewer bytes.
-// - Ring is limited by the slowest cable, which must carry 2 (n-1)/n of the bytes. A binary tree can have the hosts
-//   with slow cables as its leaves. Then a slow cable carries all bytes once up and once down. That is faster with
-//   three or more hosts, if the other cables are three times as fast.
+// - Doubling sends all bytes in each step, and reduces between the steps. Ring has more steps with
+//   fewer bytes.
+// - The slowest cable limits Ring, because it must carry 2 (n-1)/n of the bytes. A binary tree can
+//   have the hosts with slow cables as its leaves, so that a slow cable carries all bytes once up
+//   and once down. The tree is faster if there are at least three hosts and the other cables are
+//   three times as fast.
 //
-// The computation uses whole numbers, so hosts with different compilers and processors select the same algorithm.
+// The computation uses whole numbers, so hosts with different compilers and processors select the
+// same algorithm.
 std::unique_ptr<const Algorithm> SelectAlgorithm(Strategy strategy, const std::vector<Figures>& of_hosts,
                                                  uint64_t bytes, uint32_t beside);
 

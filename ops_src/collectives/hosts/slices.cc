@@ -8,7 +8,8 @@
 namespace kungfu::hosts {
 namespace {
 
-// Returns `count` elements of a tensor, from `at` on. A null pointer stays null.
+// Returns the part of a tensor that has `count` elements and begins at element `at`. A null pointer
+// stays null.
 kf_tensor Cut(const kf_tensor& tensor, size_t at, size_t count, size_t unit) {
   const auto* const in = static_cast<const char*>(tensor.input);
   auto* const out = static_cast<char*>(tensor.output);
@@ -25,7 +26,7 @@ bool Slices::Cuts(const Operation& operation, size_t slice_bytes) {
 Slices::Slices(const Operation& operation, size_t slice_bytes) : whole_(operation) {
   const size_t unit = SizeOf(operation.dtype);
   const size_t room = slice_bytes / unit;
-  size_t left = 0;  // elements that still fit in the last slice
+  size_t left = 0;  // number of elements that still fit in the last slice
   for (size_t i = 0; i < operation.num_tensors; i++) {
     const kf_tensor& tensor = operation.tensors[i];
     for (size_t at = 0; at < tensor.count;) {
@@ -47,7 +48,7 @@ Operation Slices::At(uint32_t k, uint8_t track) const {
   slice.tensors = tensors_[k].data();
   slice.num_tensors = tensors_[k].size();
   const uint64_t what[] = {SignatureOf(whole_), CountOf(whole_), k};
-  slice.part.signature = Fnv1a(what, sizeof what) | 1;  // not 0
+  slice.part.signature = Fnv1a(what, sizeof what) | 1;  // the signature must not be 0
   slice.part.of = &whole_;
   return slice;
 }

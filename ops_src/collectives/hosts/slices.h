@@ -1,32 +1,32 @@
-// A large all-reduce over several hosts runs in slices. While the hosts exchange one slice, the
-// next slice is reduced inside each host, and the result of the previous slice is broadcast to the
-// ranks.
+// A large all-reduce over several hosts runs in slices. While the hosts exchange one slice, each
+// host reduces the next slice, and sends the result of the previous slice to its ranks.
 //
 // Each slice is a separate operation that follows all rules of transport.h. So a slice ends in the
-// same generation at every rank that lives until the end of the slice. These invariants show how
+// same generation on every rank that keeps running until the slice ends. These invariants show how
 // several slices form one operation:
 //
-// 1. One generation. When all slices have ended, some may have ended in an earlier generation than
-// the latest. These are repeated in the latest generation, until all slices have ended in the same
-// generation (as settle.h does for several operations). All ranks know the same generations, so all
-// ranks repeat the same slices in the same order. To repeat a slice, a rank needs the inputs of the
-// slice. They are copied if the operation is in place and the launcher's policy is to recover.
+// 1. One generation. When all slices have ended, some of them may have ended in an earlier
+// generation than the latest one. These slices are repeated in the latest generation, until all
+// slices have ended in the same generation (as settle.h does for several operations). All ranks
+// know the same generations, so all ranks repeat the same slices in the same order. To repeat a
+// slice, a rank needs the inputs of the slice. They are copied if the operation is in place and the
+// launcher's policy is to recover.
 // Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
 //
-// 2. There is no circular wait. kTracks slices run at a time, each on a different *track*
-// (PartOfWhole). The transport has a thread for each track. A rank contributes to the slices in
-// their order. When it has contributed to as many slices as there are tracks, it waits for the
-// oldest. It begins the next slice on a track when it has the result of the previous slice there.
-// If a slice must be repeated, it is repeated when its turn has come. That waits only for ranks of
-// the same host, which reach this point in the same order.
+// 2. There is no circular wait. Up to kTracks slices run at the same time, each on a different
+// *track* (PartOfWhole). The transport has a thread for each track. A rank contributes to the
+// slices in their order. When it has contributed to as many slices as there are tracks, it waits
+// for the oldest slice. It begins the next slice on a track when it has the result of the previous
+// slice on that track. If a slice must be repeated, it is repeated when its turn has come. That
+// step waits only for ranks of the same host, which reach this point in the same order.
 // Test: Cluster.SlicesHaveTheValuesOfTheWhole
 //
-// 3. The same operation at all ranks. The signature of a slice identifies the whole operation. A
+// 3. The same operation on all ranks. The signature of a slice identifies the whole operation. A
 // host's ranks contribute the first slice on track 0, like an operation without slices. So a rank
 // that contributes a different operation is detected. The ranks contribute all other slices only
 // after the transport reports that the other hosts have contributed the same first slice
 // (Commit::kMore). So when a mismatch is found, no other slice is running. The number of operations
-// on each track stays equal on all hosts.
+// on each track stays the same on all hosts.
 // Test: Cluster.AMismatchOfWhatGoesInSlicesIsAnErrorEverywhereAndBreaksNothing
 #ifndef KUNGFU_COLLECTIVES_HOSTS_SLICES_H_
 #define KUNGFU_COLLECTIVES_HOSTS_SLICES_H_
@@ -40,16 +40,16 @@
 
 namespace kungfu::hosts {
 
-// One operation, divided into slices. The operation must outlive this object.
+// One operation that is divided into slices. The operation must outlive this object.
 class Slices {
  public:
-  // Returns whether the operation must be divided. All ranks get the same answer.
+  // Returns true if the operation must be divided. All ranks get the same answer.
   static bool Cuts(const Operation& operation, size_t slice_bytes);
 
   Slices(const Operation& operation, size_t slice_bytes);
 
   uint32_t size() const { return static_cast<uint32_t>(tensors_.size()); }
-  // Returns slice `k`, to run on track `track`.
+  // Returns slice number `k`, which runs on track number `track`.
   Operation At(uint32_t k, uint8_t track) const;
 
  private:

@@ -1,7 +1,8 @@
-// A transport's threads, the requests of its ranks, and its end.
+// A transport's threads, the requests of its ranks, and its shutdown.
 //
-// One thread, the dispatcher, reads requests. It also polls for ranks that gave up, failed or left, and for the end of
-// other hosts. Operations run on threads that are created when they are needed, and kept.
+// One thread, the dispatcher, reads requests. It also polls for ranks that have given up, failed or
+// left, and for other hosts whose ranks have ended. Operations run on other threads, which are
+// created when they are needed and then kept.
 #include "collectives/hosts/transport.h"
 
 #include <fcntl.h>
@@ -23,10 +24,10 @@ namespace kungfu::hosts {
 namespace {
 
 constexpr int kLookEveryMs = 20;
-// A transport has no deadlines of its own, because the ranks have deadlines.
+// A transport has no deadlines, because the ranks have deadlines.
 constexpr auto kNever = std::chrono::milliseconds(std::chrono::hours(24 * 3650));
 const tcp::Tag kEnding = tcp::Tag::Of("kungfu/hosts/ending", 0);
-// message numbers; the names follow in a message with the next number
+// The message numbers. The names follow in a message with the next number.
 enum : uint64_t { kBegin = 0, kEnd = 2, kFailure = 4 };
 
 }  // namespace
@@ -115,8 +116,8 @@ std::vector<std::pair<uint32_t, std::string>> Transport::Unreachable() const {
   return found;
 }
 
-// First cancels the mesh's messages: running exchanges end and can have no effect any more. Their threads then wait for
-// the new epoch.
+// First cancels the mesh's messages: running exchanges end, and can have no effect any more. Their
+// threads then wait for the new epoch.
 void Transport::LoseHost(uint32_t host) {
   if (host >= places_.hosts() || host == host_)
     throw Error(KF_INVALID, Text("host ", host, " is not another host of this cluster"));
@@ -144,16 +145,16 @@ void Transport::Wake() const {
   (void)!write(wake_, &one, sizeof one);
 }
 
-// Only the first call writes the error for the ranks. If an operation fails, it closes `local_`, which notifies no
-// rank, and then calls this function.
+// Only the first call writes the error for the ranks. An operation that fails closes `local_`,
+// which notifies no rank, and then calls this function.
 void Transport::Fail(kf_status status, const std::string& text) {
   {
     std::lock_guard<std::mutex> guard(mutex_);
     if (failed_ || closing_) return;
     failed_.emplace(status, text);
   }
-  // Write the error here first. All threads that wait in the segment, including the transport's own, must find this
-  // error and no other.
+  // Write the error here first. All threads that wait in the segment, including the transport's own
+  // threads, must find this error and no other error.
   local_control_.GiveUp(self_, GaveUp::kForAll, status, text);
   local_->Close(status, text);
   changed_.notify_all();
@@ -185,7 +186,7 @@ void Transport::Close() {
 
 // ---- the dispatcher
 
-// The messages between the dispatchers of two hosts, in one epoch.
+// The messages between this host's dispatcher and another host's dispatcher, in one epoch.
 struct Transport::Talk {
   struct Hearing {
     Ending ending;
@@ -194,8 +195,8 @@ struct Transport::Talk {
     bool names_follow = false;
     bool over = false;
   };
-  // What the other host sends at the beginning of the epoch, at its own end, and if it fails. In the first epoch there
-  // is no message for the beginning.
+  // What the other host sends: at the beginning of the epoch, when its ranks have ended, and when
+  // it fails. The first epoch has no message for its beginning.
   Hearing begin, end, failure;
   std::vector<tcp::Mesh::Ticket> saying;
 };
@@ -203,7 +204,7 @@ struct Transport::Talk {
 void Transport::Serve() {
   std::vector<Talk> talks;
   uint64_t epoch = 0;
-  bool says_end = false, says_failure = false;  // in this epoch
+  bool says_end = false, says_failure = false;  // what this host has already sent in this epoch
   for (;;) {
     epoll_event events[64];
     const int n = epoch == 0 ? 0 : epoll_wait(epoll_, events, 64, kLookEveryMs);
@@ -267,9 +268,9 @@ void Transport::BeginTalks(std::vector<Talk>& talks, uint64_t epoch) {
   if (epoch != kFirstEpoch) Say(talks, Ending(), epoch, kBegin);
 }
 
-// Sends `ending` to all other hosts, with this host's numbers of operations.
+// Sends `ending` to all other hosts, together with this host's numbers of operations.
 void Transport::Say(std::vector<Talk>& talks, Ending ending, uint64_t epoch, uint64_t step) {
-  // kept, because the messages may be in flight for long
+  // Keep the message in `said_`, because it may be in flight for a long time.
   auto& [said, names] = *said_.insert(said_.end(), {ending, {}});
   {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -330,15 +331,16 @@ void Transport::Hear(uint32_t local_rank, int fd) {
   }
 }
 
-// Answers what an operation waits for. The answer is dropped if the rank doesn't read its socket, because the rank
-// doesn't depend on it.
+// Answers what an operation is waiting for. The rank doesn't depend on the answer, so the answer is
+// dropped if the rank doesn't read its socket.
 void Transport::Answer(int fd, const Request& question) const {
   std::string text;
   {
     std::lock_guard<std::mutex> guard(mutex_);
     const auto found = names_.find(KeyOf(question.name, question.track));
     if (found != names_.end()) {
-      // All operations wait for a host whose connection has ended, until the job's controller declares it lost.
+      // All operations wait for a host whose connection has ended, until the job's controller
+      // declares the host lost.
       std::vector<uint32_t> unreachable;
       for (uint32_t h = 0; h < places_.hosts(); h++) {
         if (!unreachable_[h].empty() && !lost_[h] && !ends_[h]) unreachable.push_back(h);
@@ -363,7 +365,7 @@ void Transport::Answer(int fd, const Request& question) const {
 
 void Transport::Begin(uint32_t local_rank, Request request) {
   std::lock_guard<std::mutex> guard(mutex_);
-  if (begins_nothing_) return;  // the rank was declared failed, but still runs
+  if (begins_nothing_) return;  // the rank was declared failed, but its process is still running
   const std::string key = KeyOf(request.name, request.track);
   std::unique_ptr<Name>& entry = names_[key];
   if (entry == nullptr) {
@@ -380,8 +382,8 @@ void Transport::Begin(uint32_t local_rank, Request request) {
     changed_.notify_all();
     return;
   }
-  // The first rank that begins the k-th operation defines it. The ranks check among themselves that all contribute the
-  // same operation.
+  // The first rank that begins the k-th operation defines the operation. The ranks themselves check
+  // that all of them contribute the same operation.
   if (++name.asked[local_rank] <= name.begun + name.waiting.size()) return;
   name.waiting.push_back(std::move(request));
   if (name.runs) return;
@@ -421,7 +423,7 @@ void Transport::Work() {
   }
 }
 
-// ---- the end
+// ---- the end of the hosts' ranks
 
 // Receives the other hosts' messages about their state.
 void Transport::HearEnds(std::vector<Talk>& talks, uint64_t epoch) {
@@ -482,16 +484,16 @@ bool Transport::HasFailed(Ending& ending) const {
   return true;
 }
 
-// Returns whether this host begins no more operations, and why. First it reads all pending requests. A rank writes its
-// requests before it leaves or fails. So when the transport sees that a rank has left or failed, the socket contains
-// all requests of that rank.
+// Returns true if this host begins no more operations, and sets the reason in `ending`. First it
+// reads all pending requests. A rank writes its requests before it leaves or fails. So when the
+// transport sees that a rank has left or failed, the socket contains all requests of that rank.
 bool Transport::IsOver(Ending& ending) {
   std::string left;
   for (uint32_t r = 0; r < self_; r++) {
     if (local_control_.HasFailed(r)) continue;
     const RankState state = local_control_.State(r);
-    // EndedForAll: the rank's process has exited with success but without leaving. The other ranks don't recover from
-    // that.
+    // EndedForAll means that the rank's process has exited successfully but without leaving. The
+    // other ranks don't recover from this.
     if (state != RankState::kLeft && !local_control_.EndedForAll(r)) return false;
     left += Text(left.empty() ? "" : ", ", local_control_.PeerName(r), " ",
                  state == RankState::kLeft ? "has finished and left" : local_control_.LostReason(r));
@@ -511,8 +513,8 @@ bool Transport::IsOver(Ending& ending) {
   return true;
 }
 
-// Throws if `host` isn't in the operation (any more). An operation's thread calls it before and while it waits for the
-// host.
+// Throws if `host` isn't in the operation, or isn't in it any more. An operation's thread calls
+// this function before it waits for the host, and repeatedly while it waits.
 void Transport::ThrowIfAbsent(uint32_t host, const Place& place) const {
   std::lock_guard<std::mutex> guard(mutex_);
   if (failed_) throw *failed_;

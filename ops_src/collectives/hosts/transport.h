@@ -1,30 +1,30 @@
-// The inter-host transport runs one host's side of the operations between several hosts. It is part
+// The inter-host transport does one host's work in the operations between several hosts. It is part
 // of the host's launcher.
 //
-// The invariants below show that every operation ends in the same way at all ranks. They are
+// The invariants below show that every operation ends in the same way on all ranks. They are
 // numbered, and other files refer to the numbers. Each invariant names the tests that cover it
 // (tests/cpp). tests/unit/test_invariants.py checks that these tests exist.
 //
 // Terms
 //
 // Generation g of the cluster has all ranks except the first g failed ranks. The control block
-// lists the failures in the same order on all hosts. Each host also lists the failures of its own
-// ranks, in the same order. To ensure that, its launcher enters a failure into the control block
-// first, and then into the segment of its host.
+// lists the failures in the same order on all hosts. Each host's segment also lists the failures of
+// its own ranks, in the same order. To ensure this order, the host's launcher adds a failure first
+// to the control block, and then to the segment of its host.
 //
-// An epoch is the time between two losses of hosts. A transport counts the epochs.
+// An epoch is the time between two losses of hosts. Each transport counts the epochs.
 //
-// Course of an operation
+// Steps of an operation
 //
-// A transport is the last member of its host's segment. A rank notifies its transport of each
-// operation that it begins (Request). Then the ranks of the host and the transport run these three
-// steps as operations of one host (host_communicator.h):
+// A transport is the last member of its host's segment. When a rank begins an operation, it
+// notifies its transport (Request). Then the ranks of the host and the transport run these three
+// steps, each as an operation within the host (host_communicator.h):
 //
-// "Reduce-to-host" sends the ranks' contributions to the transport, reduced or one after another.
-// "Commit" broadcasts the transport's decision, after the transport has received the headers of all
-// other hosts. "Broadcast" sends the result to the ranks. If all members pin the staging buffer of
-// reduce-to-host (Pinned), the ranks read the result from that buffer instead. A result of few
-// bytes is included in the commit.
+// "Reduce-to-host" sends the ranks' contributions to the transport, either reduced or one after
+// another. "Commit" broadcasts the transport's decision, after the transport has received the
+// headers of all other hosts. "Broadcast" sends the result to the ranks. If all members pin the
+// staging buffer of reduce-to-host (Pinned), the ranks read the result from that buffer instead. A
+// small result is included in the commit.
 //
 // Between reduce-to-host and commit, the transports exchange headers, which describe what each host
 // contributes (Header). Then they exchange the data (algorithm.h). The k-th operation with a name
@@ -34,25 +34,25 @@
 //
 // Failures of ranks
 //
-// 1. Failures may exclude ranks from a reduce-to-host. If it ends, it excludes the first i failed
-// ranks of its host, with the same i at all its members (failure_rules.cc). The transport is a
-// member too, and it fails only if its whole host fails. So a host's contribution is completely
-// described by the number i and the contributions of the other ranks.
+// 1. A reduce-to-host may end without ranks that have failed. If it does, it excludes the first i
+// failed ranks of its host, and i is the same on all its members (failure_rules.cc). The transport
+// is also a member, and it fails only if its whole host fails. So a host's contribution is
+// completely described by the number i and the contributions of the other ranks.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 // Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
 //
 // 2. A header contains i. A host's contribution fits generation g if exactly i of the first g
-// failed ranks are on that host. Every transport has all headers, so every transport computes the
+// failed ranks are on that host. Every transport has all headers, so all transports compute the
 // same generation G. G is the earliest generation that is late enough for all contributions. If a
 // host has more failures in G than its contribution excludes, its ranks contribute again without
 // the failed ranks. The other hosts keep their contributions. Then the transports send headers once
-// more. Each round has a later G, so there are at most as many rounds as failures.
+// more. Each round has a later G, so the number of rounds is at most the number of failures.
 // Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
 // Test: Cluster.FewBytesAreBroughtAgainWithoutFailedRanks
 //
 // 3. The transports combine the contributions only if all of them fit G. From then on, the failure
-// of a rank changes nothing, because the transports hold the contribution of that rank. So an
-// operation ends in G at every rank that lives until the end of the operation.
+// of a rank changes nothing, because the transports have the contribution of that rank. So an
+// operation ends in G on every rank that keeps running until the operation ends.
 // Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
 //
 // 4. An operation with planes depends on which ranks contribute. So all hosts contribute again in
@@ -60,22 +60,23 @@
 // Test: ShardsFailures.AStepIsWholeWhereverOneFails
 // Test: ShardsStep.IsWholeWithoutARankThatStopsInTheMiddle
 //
-// 5. A host may learn of a failure late, after it has received a header that counts the failure. A
-// transport or rank that needs the failure waits until the control block of its host lists it.
+// 5. A host may learn about a failure late, after it has received a header that counts the failure.
+// A transport or rank that needs the failure waits until its host's control block lists the
+// failure.
 // Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
 //
-// 6. If no rank of a host is alive, the host begins no more operations, and none of its ranks can
-// notify the other hosts. So its transport notifies them. It sends, once, the number of operations
-// of each name that its ranks had begun (Ending). The host contributes to these operations, and to
-// no later ones.
+// 6. If no rank of a host is running any more, the host begins no more operations, and its ranks
+// can't notify the other hosts. So its transport notifies them. For each name, it sends once the
+// number of operations that its ranks had begun (Ending). The host contributes to these operations,
+// and to no later ones.
 // Test: ClusterEnds.FailureAfterTheEndOfItsRanksReachesTheOthers
 // Test: Cluster.FewBytesAreThoseOfHostsWithRanks
 //
 // The communicator ends on all hosts in two cases: an error occurs that not all ranks share, or a
 // rank fails and the launcher's policy is to fail. Then the transport notifies the other
-// transports, and gives up in its own segment, which ends all waits of its ranks. If another
-// transport is in a later epoch, it ignores the notice. In that case, the job's controller learns
-// of the error from the launcher of the failed transport, and ends the waits on the other host.
+// transports. It also gives up in its own segment, which ends all waits of its ranks. A transport
+// that is in a later epoch ignores the notice. In that case, the launcher of the failed transport
+// reports the error to the job's controller, which ends the waits on the other host.
 // Test: ClusterFailures.WithoutRecoveryAllFail
 // Test: ClusterEnds.RankThatGivesUpEndsTheWaitsOnOtherHosts
 //
@@ -84,52 +85,54 @@
 // If the launcher's policy is to recover, a transport waits when its connection to a host has
 // ended. The job's controller decides which hosts are lost. When the control block lists all ranks
 // of the lost host, the controller notifies the transports of all other hosts (LoseHost). All
-// transports are notified of the same hosts in the same order. Each loss begins an epoch: it
-// cancels all messages between hosts (Mesh::Cancel), and the transports agree on the outcome of
-// each operation again.
+// transports are notified of the same hosts in the same order. Each loss begins a new epoch. It
+// cancels all messages between hosts (Mesh::Cancel), and the transports agree again on the outcome
+// of each operation.
 //
-// 7. An outcome is a result, or a failure that all hosts share. A transport gives its ranks an
-// outcome only after it knows that all hosts have it. To learn that, the transports confirm the
-// outcome in one more round after the exchange (Acknowledge), in the epoch in which they got it. A
-// transport that has an outcome keeps it, and gives it if the other hosts have it, until a new
-// epoch decides otherwise. A failure among the ranks of one host needs no confirmation. These ranks
-// know of the failure, and if their host is lost, no other host needs to know.
+// 7. An outcome is either a result, or a failure that all hosts share. A transport gives its ranks
+// an outcome only when it knows that all hosts have this outcome. To find out, the transports
+// confirm the outcome in one more round after the exchange (Acknowledge), in the epoch in which
+// they got it. A transport that has an outcome keeps it until a new epoch decides otherwise, and
+// gives it to its ranks if the other hosts have it. A failure among the ranks of one host needs no
+// confirmation. These ranks know of the failure, and if their host is lost, no other host needs to
+// know.
 // Test: HostLoss.ALostHostContributesToASumForAllOrNone
 // Test: HostLoss.ABroadcastFromALostHostIsHadByAllOrNone
 //
 // 8. In a new epoch, an operation begins again with headers. If a host has an outcome, its header
 // contains the epoch in which the host got it. If all hosts have an outcome of the same epoch, they
-// give it to their ranks. Otherwise no host has given an outcome, by 7, and none will. All
-// transports drop their outcomes and continue with their ranks' contributions, which they keep
-// until the outcome is given. The ranks of the lost host have failed, so G is a generation without
-// them.
+// give it to their ranks. Otherwise, by 7, no host has given an outcome to its ranks, and no host
+// will. All transports drop their outcomes and continue with their ranks' contributions, which they
+// keep until an outcome is given. The ranks of the lost host have failed, so G is a generation
+// without them.
 // Test: HostLoss.ALostHostContributesToASumForAllOrNone
 // Test: HostLoss.ALostHostContributesToASumOfSlicesForAllOrNone
 //
-// 9. A host that has given the outcome of an operation has left the operation, and sends no more
-// headers for it. So each transport begins an epoch with a message. It contains the number of
-// operations of each name whose outcome the transport has given. A transport that waits for the
-// header of such a host knows, by 7, that all hosts have the outcome. An outcome belongs to the
-// epoch in which it is given (Finish). A thread that is too late continues in the next epoch.
+// 9. A host that has given the outcome of an operation to its ranks has left the operation, and
+// sends no more headers for it. So each transport begins an epoch with a message. For each name,
+// this message contains the number of operations whose outcome the transport has given. A transport
+// that waits for the header of such a host knows, by 7, that all hosts have the outcome. An outcome
+// belongs to the epoch in which it is given (Finish). A thread that is too late continues in the
+// next epoch.
 // Test: HostLoss.ALostHostContributesToASumForAllOrNone
 // Test: ClusterFailures.SurvivorsComeToTheSameEndWhereHostsAreLost
 //
 // 10. Two losses may follow each other closely. A transport that dropped its outcome in the first
-// new epoch reports that in the second. If it has since got another outcome, it reports that
+// new epoch reports this in the second. If it has got another outcome since then, it reports that
 // outcome, which belongs to a later epoch. A transport that hadn't finished the first epoch reports
 // the outcome that it had before. So if the transports conclude that all hosts have the same
 // outcome, the conclusion is correct. An outcome is given only with the confirmation of all hosts
-// in one epoch (7). So no outcome was given that another host has dropped.
+// in one epoch (7). So no host has given an outcome that another host has dropped.
 // Test: ClusterFailures.SurvivorsComeToTheSameEndWhereHostsAreLost
 //
 // 11. A broadcast may have several source ranks with the same data. All ranks name the same source
 // ranks, which are part of the signature. So every transport knows which hosts have a source rank.
 // Such a host contributes the data of its own source rank, as the root's host does. The operation
-// fails at all ranks in two cases. If a source rank fails before its host has its contribution, the
-// operation fails at all ranks of that host (1). If the host of a source rank has no ranks left,
-// all transports know that, by 2 and 6. Hosts without a source rank are assigned in turn to the
-// hosts with one. The order is the order of the hosts that have ranks in G, which all transports
-// know. The caller guarantees that the source ranks have the same data.
+// fails on all ranks in two cases. If a source rank fails before its host has its contribution, the
+// operation fails on all ranks of that host (1). If the host of a source rank has no ranks left,
+// all transports know this, by 2 and 6. Each host without a source rank gets the data from a host
+// that has one. These hosts are assigned in turn, in the order of the hosts that have ranks in G,
+// which all transports know. The caller guarantees that the source ranks have the same data.
 // Test: Cluster.BroadcastUsesTheSourceRankOfTheSameHost
 // Test: ClusterFailures.BroadcastFromAFailedSourceFailsAndAnotherSourceServes
 //
@@ -137,18 +140,18 @@
 //
 // 12. With AUTO, three things determine the algorithm of an operation (SelectAlgorithm): the
 // measurements in the headers of the last round, the operation's size, and whether the operation is
-// a slice. By 2 all transports have the same headers, so they choose the same algorithm. A
+// a slice. By 2, all transports have the same headers, so they choose the same algorithm. A
 // transport reads its own measurements once per round, when it creates its header. A later change
-// affects only the next operation. An operation that is repeated in a later generation or epoch has
-// new headers. Its earlier result was given to no rank (8).
+// of the measurements affects only the next operation. An operation that is repeated in a later
+// generation or epoch has new headers. Its earlier result was given to no rank (8).
 // Test: Cluster.AllHostsTakeTheAlgorithmThatOneOfThemHasMeasured
 // Test: HostsAuto.ChangesOverByWhatWasMeasuredAndByTheNumberOfHosts
 //
-// 13. With AUTO, few bytes travel in the headers. When all contributions fit G, each transport
-// reduces them without further messages, in the order of recursive doubling. To keep the
-// measurements up to date, the first of every kMeasuredEvery operations of a name runs the selected
-// algorithm. All operations run it while any host has no measurement. By 12 all transports know
-// which operations these are.
+// 13. With AUTO, small contributions travel in the headers. When all contributions fit G, each
+// transport reduces them without further messages, in the order of recursive doubling. To keep the
+// measurements up to date, the first of every kMeasuredEvery operations with a name runs the
+// selected algorithm instead. All operations run it while any host has no measurement. By 12, all
+// transports know which operations these are.
 // Test: Cluster.FewBytesGoWithTheHostsWords
 // Test: HostLoss.ALostHostContributesToASumOfFewBytesForAllOrNone
 //
@@ -187,76 +190,81 @@ namespace kungfu::hosts {
 struct Scratch;
 class ScratchPool;
 
-// The transport of one host, for one cluster version. Thread-safe.
+// The transport of one host in one cluster version. Thread-safe.
 class Transport {
  public:
-  // `local` has the ranks of `host` and the transport, and `control_segment` has all ranks. `ends`: the connections to
-  // the other hosts, in the order of `places`. `strategy` must be equal at all hosts.
+  // `local` is the segment with the ranks of `host` and the transport. `control_segment` has all
+  // ranks. `ends` contains the connections to the other hosts, in the order of `places`. `strategy`
+  // must be the same on all hosts.
   Transport(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm::Segment>& control_segment,
             Places places, uint32_t host, std::vector<tcp::HostEnds> ends, Strategy strategy = Strategy::kAuto);
   ~Transport();
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
 
-  // Returns a socket by which the process of rank `local_rank` of the segment sends its requests. The caller closes the
-  // socket.
+  // Returns a socket on which the process of rank `local_rank` of the segment sends its requests.
+  // The caller closes the socket.
   int Connect(uint32_t local_rank);
-  // Declares a host lost, so that the members continue without it. All its ranks must have failed in the control blocks
-  // of all hosts. All transports must be notified of the same hosts in the same order.
+  // Declares a host lost, so that the members continue without it. All its ranks must already have
+  // failed in the control blocks of all hosts. All transports must be notified of the same hosts in
+  // the same order.
   void LoseHost(uint32_t host);
-  // Returns the hosts whose connection has ended, with the reason. Hosts for which LoseHost was called are excluded.
+  // Returns the hosts to which the connection has ended, with the reason. Hosts for which LoseHost
+  // was called are left out.
   std::vector<std::pair<uint32_t, std::string>> Unreachable() const;
-  // Makes all present and later operations fail with this error, here and on the other hosts. Only the first error
-  // counts.
+  // Makes all current and later operations fail with this error, on this host and on the other
+  // hosts. Only the first error counts.
   void Fail(kf_status status, const std::string& text);
   Meter& meter() { return meter_; }
-  // Returns the bytes of memory that is kept for later operations.
+  // Returns the number of bytes of memory that is kept for later operations.
   size_t idle_bytes() const;
   // Returns why the transport has failed, or an empty string.
   std::string failure() const;
-  // Ends all operations. No rank of the host may be in an operation any more.
+  // Ends all operations. No rank of the host may be in an operation at this time.
   void Close();
 
  private:
   struct Header;
   struct Ending;
-  // A name, and the operations of this host's ranks with that name. A name is never deleted, because all hosts must
-  // continue to count alike.
+  // A name, and the operations that this host's ranks run with this name. A name is never deleted,
+  // because all hosts must keep the same count of operations.
   struct Name {
     std::string name;
     uint8_t track = 0;
-    uint64_t hash = 0;            // of name and track (KeyOf); hosts use it to identify the name
+    uint64_t hash = 0;            // hash of name and track (KeyOf), by which hosts identify the name
     std::vector<uint64_t> asked;  // number of operations that each rank has begun
-    uint64_t begun = 0;           // number of the operation that runs, or ran last
-    uint64_t given = 0;           // number of the last operation whose outcome the ranks have or are about to get
-    uint64_t let_on = 0;          // number of the last operation whose ranks got kMore; used by its thread only
+    uint64_t begun = 0;           // number of the operation that is running, or that ran last
+    uint64_t given = 0;           // number of the last operation whose outcome the ranks have, or are about to get
+    uint64_t let_on = 0;          // number of the last operation whose ranks got kMore; only its thread uses this
     bool runs = false;
-    std::vector<uint32_t> awaited;  // hosts that the running operation waited for at its last check
-    std::deque<Request> waiting;    // operations that wait until the previous one ends
-    // For operations with planes: (number of the operation, generation) -> the request for that generation.
+    std::vector<uint32_t> awaited;  // the hosts for which the running operation was waiting at its last check
+    std::deque<Request> waiting;    // operations that wait until the previous operation has ended
+    // For operations with planes: the key is (number of the operation, generation), and the value
+    // is the request for that generation.
     std::map<std::pair<uint64_t, uint32_t>, Request> renewals;
   };
   class Renewal;
   // The contribution of this host's ranks to an operation.
   struct Contribution {
-    uint32_t missing = 0;     // number of this host's failed ranks that it excludes
-    uint32_t generation = 0;  // the earliest generation of the cluster that it fits
+    uint32_t missing = 0;     // number of this host's failed ranks that the contribution excludes
+    uint32_t generation = 0;  // the earliest generation of the cluster that the contribution fits
     uint64_t weight = 0;
     HostCommunicator::Pinned pinned;
-    // Set if the operation has failed at all ranks of this host, with the following error. The ranks know that already.
+    // True if the operation has failed on all ranks of this host with the following error. The
+    // ranks already know about the failure.
     bool failed = false;
     kf_status status = KF_OK;
     std::string text;
   };
 
-  // The outcome of an operation, once it is known.
+  // The outcome of an operation, which may not be known yet.
   struct Outcome {
-    uint64_t epoch = 0;  // the epoch in which the transport got it; 0: not known yet
+    uint64_t epoch = 0;  // the epoch in which the transport got the outcome; 0 if it has no outcome yet
     Commit commit;
     std::string text;  // error text of a failure
   };
   struct Talk;
-  // The messages between hosts for one operation. Each kind of message has its own tags.
+  // The kinds of messages between hosts in one operation. Each kind has its own tags.
   enum class Message : uint8_t { kData, kHeader, kAcknowledgement };
   // The state of an operation between hosts, during one epoch.
   struct Place {
@@ -269,7 +277,7 @@ class Transport {
     tcp::Tag TagOf(Message message) const;
   };
 
-  // ---- transport.cc: requests, threads, the end
+  // ---- transport.cc: requests, threads, and the end of the hosts' ranks
   void Serve();
   void Hear(uint32_t local_rank, int fd);
   void Answer(int fd, const Request& question) const;
@@ -341,29 +349,30 @@ class Transport {
 
   std::mutex losing_;  // held while an epoch begins, so that epochs begin one after another
   mutable std::mutex mutex_;
-  std::condition_variable changed_;  // notified of changes that running operations check
+  std::condition_variable changed_;  // notified when something changes that running operations check
   std::condition_variable begins_;   // notified when an operation begins, or when the transport closes
-  // All guarded by mutex_:
+  // `mutex_` guards these members:
   std::unordered_map<std::string, std::unique_ptr<Name>> names_;
-  std::deque<Name*> ready_;  // names with operations to run
+  std::deque<Name*> ready_;  // names that have operations to run
   std::vector<std::thread> workers_;
   uint32_t idle_ = 0;
-  std::vector<std::pair<uint32_t, int>> heard_;  // ranks, and the sockets for their requests
+  std::vector<std::pair<uint32_t, int>> heard_;  // ranks, and the sockets on which they send requests
   uint64_t epoch_;
-  std::vector<bool> lost_;                // hosts that LoseHost was called for
-  std::vector<std::string> unreachable_;  // how the connection to a host has ended
+  std::vector<bool> lost_;                // hosts for which LoseHost was called
+  std::vector<std::string> unreachable_;  // for each host: how the connection to it has ended
   std::optional<Error> failed_;
   bool closing_ = false;
-  bool begins_nothing_ = false;  // this host's end has been sent, or is about to be
-  // What the other hosts have sent about their end: the number of operations that they had begun, by the hash of the
-  // name.
+  bool begins_nothing_ = false;  // true if the message about the end of this host's ranks has been sent, or is about to
+                                 // be
+  // What each other host has sent about the end of its ranks: the number of operations that they
+  // had begun, indexed by the hash of the name.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> ends_;
   std::vector<std::string> end_reasons_;
-  // The number of operations whose outcome the other hosts have given to their ranks, by the hash of the name. None if
-  // a host hasn't sent these numbers in this epoch yet.
+  // The number of operations whose outcome each other host has given to its ranks, indexed by the
+  // hash of the name. None if the host hasn't sent these numbers in this epoch yet.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> given_;
 
-  std::deque<std::pair<Ending, std::vector<uint64_t>>> said_;  // used by the dispatcher only
+  std::deque<std::pair<Ending, std::vector<uint64_t>>> said_;  // only the dispatcher uses this
   std::thread dispatcher_;
 };
 

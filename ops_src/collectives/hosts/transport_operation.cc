@@ -1,4 +1,5 @@
-// One operation at a transport. Numbers in comments refer to the invariants in transport.h.
+// One operation, as a transport runs it. Numbers in comments refer to the invariants in
+// transport.h.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -22,7 +23,8 @@ namespace kungfu::hosts {
 namespace {
 
 constexpr auto kMoment = std::chrono::microseconds(50);
-constexpr uint64_t kMeasuredEvery = 16;  // of the operations of a name with few bytes: see invariant 13
+constexpr uint64_t kMeasuredEvery = 16;  // one of this many small operations with the same name is measured: see
+                                         // invariant 13
 
 size_t SmallBytesOf(const Request& request) {
   return request.has_planes ? 0 : SmallBytes(request.kind, request.dtype, request.op, request.count);
@@ -31,7 +33,7 @@ size_t BytesWithCommitOf(const Request& request) {
   return request.has_planes ? 0 : BytesWithCommit(request.kind, request.dtype, request.op, request.count);
 }
 
-// The check that this thread makes while it waits for another host.
+// The check that this thread makes repeatedly while it waits for another host.
 struct Awaited {
   const std::function<void()>* look = nullptr;
 };
@@ -72,11 +74,11 @@ void Transport::RunOrThrow(Name& name, const Request& request, uint64_t number, 
       const bool is_end =
           dynamic_cast<const Closed*>(&error) != nullptr || dynamic_cast<const HostLeft*>(&error) != nullptr;
       if (!moved || is_end || !control_.recovers()) throw;
-      AwaitEpochAfter(place.epoch);  // or for the end of the transport
+      AwaitEpochAfter(place.epoch);  // also returns if the transport is closing
     }
   }
   const bool failed = outcome.commit.what == Commit::kFailed;
-  // the ranks know it already, or there are none
+  // Return if the ranks already know the outcome, or if no ranks are left.
   if (failed ? !brought : !HasRanks(host_, outcome.commit.generation)) return;
   KUNGFU_FAULT_POINT("before its ranks hear the commit");
   const bool in_pinned_buffer = contribution.pinned.HasBuffer();
@@ -87,7 +89,8 @@ void Transport::RunOrThrow(Name& name, const Request& request, uint64_t number, 
   KUNGFU_FAULT_POINT("when its ranks have the result");
 }
 
-// Agrees with the other hosts, within one epoch, on the outcome of the operation. Throws if the epoch ends first.
+// Agrees with the other hosts on the outcome of the operation, within one epoch. Throws if the
+// epoch ends before that.
 bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, Outcome& outcome, Scratch& scratch) {
   const Request& request = place.request;
   std::vector<Header> headers;
@@ -100,7 +103,8 @@ bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, O
       try {
         contribution = ReduceToHost(place.name, request, place.number, generation, scratch);
         brought = true;
-      } catch (const host::FailedEverywhere& error) {  // it failed at all of this host's ranks: see failure_rules.cc
+      } catch (const host::FailedEverywhere& error) {  // the operation has failed on all ranks of this host: see
+                                                       // failure_rules.cc
         contribution.failed = true;
         contribution.status = error.status();
         contribution.text = error.what();
@@ -125,9 +129,10 @@ bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, O
     KUNGFU_FAULT_POINT("before the hosts meet");
     headers = Meet(place, mine);
     KUNGFU_FAULT_POINT("when the hosts have met");
-    // An outcome belongs to the epoch of its headers. A host that is lost in a later epoch isn't lost in this one.
+    // An outcome belongs to the epoch of its headers. A host that is lost in a later epoch still
+    // counts in this one.
     if (Epoch() != place.epoch) throw Error(KF_STALE, "the hosts go on in a new epoch");
-    // See invariant 8. If a host is absent because its ranks have failed, it doesn't count.
+    // See invariant 8. A host that is absent because its ranks have failed doesn't count.
     uint64_t got = outcome.epoch;
     for (const Header& header : headers) {
       if (header.absent == 0 && header.got != got) got = 0;
@@ -183,8 +188,8 @@ bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, O
     contribution.generation = generation;
     brought = false;
   }
-  // The acknowledgement is needed only if the hosts may have to agree on this outcome again. That can happen if the
-  // policy is to recover and more than one host remains after a loss.
+  // The acknowledgement is needed only if the hosts may have to agree on this outcome again. That
+  // can happen only if the policy is to recover, and if more than one host remains after a loss.
   if (control_.recovers() && places_.hosts() > 2) Acknowledge(place, outcome.epoch);
   KUNGFU_FAULT_POINT("when all hosts have the result");
   return true;
@@ -192,8 +197,8 @@ bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, O
 
 // ---- contributions of the host's ranks
 
-// An operation with planes. The ranks of this host describe their contribution in a separate request for each
-// generation.
+// This host's contribution to an operation with planes. The ranks describe their contribution in a
+// separate request for each generation.
 class Transport::Renewal final : public Communicator::Renewable {
  public:
   Renewal(Transport& transport, const Name& name, const Request& request, uint64_t number, uint32_t generation,
@@ -229,7 +234,7 @@ class Transport::Renewal final : public Communicator::Renewable {
   uint32_t generation() const { return generation_; }
 
   const Request* current = nullptr;
-  bool no_rank_lives = false;  // no rank of the host is alive
+  bool no_rank_lives = false;  // true if no rank of the host is running any more
 
  private:
   Transport& transport_;
@@ -243,7 +248,8 @@ class Transport::Renewal final : public Communicator::Renewable {
   Operation operation_;
 };
 
-// Returns the request for the planes of this generation, or null if no rank of this host has sent it yet.
+// Returns the request for the planes of this generation, or null if no rank of this host has sent
+// it yet.
 const Request* Transport::RenewalOf(const Name& name, uint64_t number, uint32_t generation) {
   std::lock_guard<std::mutex> guard(mutex_);
   const auto found = name.renewals.find({number, generation});
@@ -261,13 +267,14 @@ Transport::Contribution Transport::ReduceToHost(const Name& name, const Request&
         contribution.missing = *ended;
         break;
       }
-      // If all ranks of this host have failed, perhaps while they computed shards, no rank will send a new request.
+      // If all ranks of this host have failed, for example while they computed shards, no rank will
+      // send a new request.
       if (renewal.no_rank_lives || local_control_.num_failed() == self_) {
         contribution.missing = self_;
         contribution.generation = AwaitGenerationWithout(self_);
         return contribution;
       }
-      // The host's ranks must compute shards first.
+      // The host's ranks must first compute more shards.
       std::unique_lock<std::mutex> lock(mutex_);
       if (failed_) throw *failed_;
       if (closing_) throw Closed(KF_STALE, "this cluster version has ended");
@@ -317,8 +324,8 @@ tcp::Tag Transport::Place::TagOf(Message message) const {
   return tcp::Tag::Of(Fnv1a(&message, sizeof message, name.hash), number);
 }
 
-// Exchanges headers and returns the headers of all hosts in this round. For a host that sends no more headers, it
-// fills in the values that follow from this.
+// Exchanges headers, and returns the headers of all hosts in this round. If a host sends no more
+// headers for the operation, the function fills in the values that follow from this.
 std::vector<Transport::Header> Transport::Meet(Place& place, const Header& mine) {
   const tcp::Tag tag = place.TagOf(Message::kHeader).Step(place.attempt++);
   std::vector<Header> headers(places_.hosts());
@@ -334,9 +341,10 @@ std::vector<Transport::Header> Transport::Meet(Place& place, const Header& mine)
   return headers;
 }
 
-// Sends `mine` to all other hosts, and receives their values in `theirs`. If a host isn't in the operation (any more),
-// it calls absent(host, gave), where `gave` says whether the host has given the outcome to its ranks. At that time, no
-// receive can write to theirs[host] any more.
+// Sends `mine` to all other hosts, and receives their values in `theirs`. If a host isn't in the
+// operation, or isn't in it any more, calls absent(host, gave). `gave` tells whether the host has
+// given the outcome to its ranks. When `absent` is called, no receive can write to theirs[host] any
+// more.
 template <typename Words, typename Absent>
 void Transport::Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std::vector<Words>& theirs,
                       const Absent& absent) {
@@ -355,8 +363,8 @@ void Transport::Trade(const Place& place, const tcp::Tag& tag, const Words& mine
     KUNGFU_FAULT_POINT("when it has said its word to a host");
   }
   KUNGFU_FAULT_POINT("when it has said its word");
-  // Clears the list of awaited hosts even if a loss ends the wait. Otherwise an answer to a rank could name hosts that
-  // are not awaited any more.
+  // Clear the list of awaited hosts even if the loss of a host ends the wait. Otherwise an answer
+  // to a rank could name hosts that are no longer awaited.
   struct Noted {
     ~Noted() {
       if (!any) return;
@@ -386,7 +394,7 @@ void Transport::Trade(const Place& place, const tcp::Tag& tag, const Words& mine
   }
 }
 
-// Waits for a host's message. Calls `look` before it sleeps, and repeatedly afterwards.
+// Waits for a host's message. Calls `look` before it sleeps, and repeatedly while it waits.
 template <typename Look>
 void Transport::AwaitHost(const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& said, const Look& look) const {
   const std::function<void()> looking = look;
@@ -402,15 +410,15 @@ void Transport::AwaitHost(const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticke
   awaited.look = nullptr;
 }
 
-// Waits until all hosts have the outcome of the operation: see invariant 7.
+// Waits until all hosts have the outcome of the operation (see invariant 7).
 void Transport::Acknowledge(const Place& place, uint64_t got) {
   const tcp::Tag tag = place.TagOf(Message::kAcknowledgement);
   std::vector<uint64_t> theirs(places_.hosts());
   Trade(place, tag, got, theirs, [](uint32_t, bool) {});
 }
 
-// Records that the host's ranks are about to get the outcome. Returns false if a new epoch has begun, in which the
-// hosts must agree on the outcome again. See invariant 9.
+// Records that the host's ranks are about to get the outcome. Returns false if a new epoch has
+// begun, because the hosts must then agree on the outcome again. See invariant 9.
 bool Transport::Finish(Name& name, uint64_t number, uint64_t epoch) {
   std::lock_guard<std::mutex> guard(mutex_);
   if (epoch_ != epoch) return false;
@@ -427,8 +435,8 @@ void Transport::AwaitEpochAfter(uint64_t epoch) const {
   while (Epoch() == epoch) Pause();
 }
 
-// Returns the failure that follows from the contributions, which is the same at all hosts. Returns none if there is no
-// failure.
+// Returns the failure that follows from the contributions, or none if there is no failure. The
+// result is the same on all hosts.
 std::optional<std::pair<Commit, std::string>> Transport::FailureIn(const Name& name, const Request& request,
                                                                    const std::vector<Header>& headers) const {
   Commit commit;
@@ -446,7 +454,8 @@ std::optional<std::pair<Commit, std::string>> Transport::FailureIn(const Name& n
     return std::make_pair(commit, Text("broadcast \"", name.name, "\": ", *source == request.root ? "its root, " : "",
                                        "rank ", *source, ", failed, cluster version ", control_.cluster_version()));
   }
-  // With planes, a host whose planes belong to an earlier generation contributes again anyway.
+  // If there are planes, a host whose planes belong to an earlier generation contributes again in
+  // any case.
   uint32_t latest = 0;
   for (const Header& header : headers) latest = std::max(latest, header.generation);
   const Header* first = nullptr;
@@ -463,7 +472,7 @@ std::optional<std::pair<Commit, std::string>> Transport::FailureIn(const Name& n
   return std::make_pair(commit, MismatchText("hosts", name.name, brought));
 }
 
-// Returns, for a broadcast, the rank of `host` from which the host's transport gets the data.
+// For a broadcast, returns the rank on `host` from which the host's transport gets the data.
 std::optional<uint32_t> Transport::SourceOn(uint32_t host, const Request& request) const {
   if (request.kind != Kind::kBroadcast) return std::nullopt;
   return places_.SourceOn(host, request.root, request.sources);
@@ -473,8 +482,8 @@ bool Transport::HasRanks(uint32_t host, uint32_t generation) const {
   return places_.NumFailedOn(host, generation, control_) < places_.SizeOf(host);
 }
 
-// Exchanges the contributions and computes the result, which `scratch.out` then points to. The contribution stays
-// unchanged.
+// Exchanges the contributions and computes the result. Afterwards `scratch.out` points to the
+// result. The contribution stays unchanged.
 void Transport::Exchange(const Place& place, uint32_t generation, const Contribution& contribution,
                          const std::vector<Header>& headers, Scratch& scratch) {
   const Request& request = place.request;
@@ -483,10 +492,10 @@ void Transport::Exchange(const Place& place, uint32_t generation, const Contribu
   if (request.has_planes) return ExchangePlanes(place, tag, generation, scratch);
   if (GoesInRows(request.kind, request.dtype, request.op)) return ExchangeRows(place, tag, generation, scratch);
   scratch.out = scratch.data;
-  if (!HasRanks(host_, generation)) return;  // no rank is left that needs the result
+  if (!HasRanks(host_, generation)) return;  // this host has no ranks left that need the result
   if (request.kind == Kind::kBroadcast) return ExchangeCopy(place, tag, generation, headers, scratch);
   Members members;
-  std::vector<Figures> measured;  // the members' measurements
+  std::vector<Figures> measured;  // the measurements of all members
   for (uint32_t h = 0; h < places_.hosts(); h++) {
     if (!HasRanks(h, generation)) continue;
     members.push_back(h);
@@ -525,8 +534,8 @@ void Transport::Exchange(const Place& place, uint32_t generation, const Contribu
   meter_.End(Meter::Clock::now(), &cost);
 }
 
-// Broadcasts to the hosts that have no source rank. Each is assigned to a host that has one, and gets the data from
-// there.
+// Broadcasts to the hosts that have no source rank. Each of these hosts is assigned to a host that
+// has a source rank, and gets the data from that host.
 void Transport::ExchangeCopy(const Place& place, const tcp::Tag& tag, uint32_t generation,
                              const std::vector<Header>& headers, Scratch& scratch) {
   Members giving, taking;
@@ -552,7 +561,7 @@ void Transport::ExchangeCopy(const Place& place, const tcp::Tag& tag, uint32_t g
   }
 }
 
-// Reduces contributions that came in the headers.
+// Reduces contributions that arrived in the headers.
 void Transport::ReduceSmall(const Place& place, uint32_t generation, const Members& members,
                             const std::vector<Header>& headers, Scratch& scratch) const {
   const Request& request = place.request;
@@ -571,9 +580,10 @@ void Transport::ReduceSmall(const Place& place, uint32_t generation, const Membe
                         scratch.out, request.count);
 }
 
-// Returns a host's contribution to a mean, scaled by the host's share. The result is in `scaled`, or is `contribution`
-// if the share is 1. The share depends on the weights of the host's ranks. If all weights are 0, it depends on the
-// number of ranks, as on one host.
+// Returns a host's contribution to a mean, scaled by the host's share. The scaled contribution is
+// in `scaled`. If the share is 1, returns `contribution` itself. The share depends on the weights
+// of the host's ranks. If all weights are 0, the share depends on the number of ranks, as it does
+// on one host.
 const void* Transport::Scaled(const Request& request, uint32_t generation, const std::vector<Header>& headers,
                               uint32_t host, const char* contribution, char* scaled) const {
   const auto ranks = [&](uint32_t h) { return places_.SizeOf(h) - places_.NumFailedOn(h, generation, control_); };
@@ -585,7 +595,7 @@ const void* Transport::Scaled(const Request& request, uint32_t generation, const
     for (uint32_t h = 0; h < places_.hosts(); h++) all += ranks(h);
   }
   if (own == all) return contribution;
-  if (own == 0) {  // a host with weight 0 may contribute anything, even NaN
+  if (own == 0) {  // a host with weight 0 may contribute any values, even NaN
     std::memset(scaled, 0, request.count * SizeOf(request.dtype));
     return scaled;
   }
@@ -595,7 +605,8 @@ const void* Transport::Scaled(const Request& request, uint32_t generation, const
   return scaled;
 }
 
-// Sends this host's rows to all other hosts. The result is either the rows of all ranks or their mean.
+// Sends this host's rows to all other hosts. The result is either the rows of all ranks, or their
+// mean.
 void Transport::ExchangeRows(const Place& place, const tcp::Tag& tag, uint32_t generation, Scratch& scratch) {
   const Request& request = place.request;
   const size_t row = request.count * SizeOf(request.dtype);
@@ -642,7 +653,7 @@ void Transport::ExchangePlanes(const Place& place, const tcp::Tag& tag, uint32_t
   const Planes& planes = scratch.planes;
   const size_t bytes = request.count * SizeOf(request.dtype);
   const PlaneSplit split = SplitPlanes(planes, places_);
-  // The memory of this host's planes, by their number in the whole operation.
+  // The memory of this host's planes, indexed by their number in the whole operation.
   std::vector<const void*> own(planes.count());
   size_t number = 0, brought = 0;
   for (uint32_t rank = 0; rank < places_.ranks(); rank++) {
@@ -731,12 +742,13 @@ Members Transport::LivingIn(uint32_t generation) const {
   return living;
 }
 
-// Waits until the control block lists this many failures: see invariant 5.
+// Waits until the control block lists this many failures (see invariant 5).
 void Transport::AwaitFailures(uint32_t num_failed) const {
   while (control_.num_failed() < num_failed) Pause();
 }
 
-// Returns how many of this host's ranks have failed in a generation, once the host's segment lists them.
+// Returns how many of this host's ranks have failed in a generation. Waits until the host's segment
+// lists these failures.
 uint32_t Transport::AwaitLocalFailures(uint32_t generation) const {
   AwaitFailures(generation);
   const uint32_t failed = places_.NumFailedOn(host_, generation, control_);
@@ -751,8 +763,8 @@ uint32_t Transport::AwaitGenerationWithout(uint32_t host, uint32_t missing) cons
   }
 }
 
-// Returns a rank of `host` that hasn't failed, but whose end the other ranks can't recover from. Returns none if there
-// is none.
+// Returns a rank of `host` that hasn't failed but has ended in a way from which the other ranks
+// can't recover. Returns none if there is no such rank.
 std::optional<uint32_t> Transport::FinishedOn(uint32_t host) const {
   for (const uint32_t rank : places_.RanksOn(host)) {
     if (control_.EndedForAll(rank)) return rank;

@@ -7,15 +7,15 @@
 
 namespace kungfu::hosts {
 
-// The shape of a tree over all hosts of a group. Hosts are numbered from 0.
+// The shape of a tree that contains all hosts of a group. Hosts are numbered from 0.
 enum class Shape {
   kChain,
   kStar,
   kBinary,
-  kBinomial,  // for few bytes: after k steps, 2^k hosts have the data
+  kBinomial,  // for small amounts of data: after k steps, 2^k hosts have the data
 };
 
-// The parent and the children of a host in a tree.
+// A host's parent and children in a tree.
 struct Branch {
   uint32_t parent;                 // the root is its own parent
   std::vector<uint32_t> children;  // in the order in which the host sends to them

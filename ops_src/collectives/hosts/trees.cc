@@ -1,21 +1,24 @@
-// An all-reduce up a tree of hosts and down again. A host adds the data of its children to its own part and sends the
-// sum to its parent. The root has the complete sum, which goes back the same way. With several trees, each tree has a
-// different root and a part of the elements, so that no host does most of the work.
+// An all-reduce up a tree of hosts and down again. A host adds the data of its children to its own
+// part, and sends the sum to its parent. The root has the complete sum and sends it back down the
+// tree. If there are several trees, each has a different root and a part of the elements, so that
+// no host does most of the work.
 //
-// Elements are divided into pieces. Each piece is one message, and a host sends it on as soon as it has added its part.
+// Elements are divided into pieces. Each piece is one message, and a host sends it on as soon as
+// the host has added its own part.
 //
-// All hosts get the same bits. Each element is added up in one tree, at each host in the order of its children. The
-// root's sum is only copied.
+// All hosts get the same bits. Each element is added up in only one tree, on each host in the order
+// of its children. The root's sum is only copied.
 //
-// There is no circular wait. All hosts process the pieces in the same order. Each host sends all pieces up before it
-// waits for a piece on its way down. On its way up, a piece comes from the hosts below in its tree. These hosts wait
-// for no later piece, and the leaves wait for no host. On its way down, a piece comes from the hosts above. No host
-// waits for its own sends before the end.
+// There is no circular wait. All hosts process the pieces in the same order. Each host sends all
+// pieces up before it waits for a piece on its way down. On its way up, a piece comes from the
+// hosts below in its tree. These hosts wait for no later piece, and the leaves wait for no host. On
+// its way down, a piece comes from the hosts above. No host waits for its own sends before the end.
 //
-// The sums are received directly into the output. The first kAhead of these receives are posted at the beginning. At
-// that time, the output may still contain data to be sent to the parent, or the inputs if the operation is in place.
-// This is safe: a sum includes the part of this host. So that part was read from here before the sum exists anywhere.
-// The data of children is received in a window of pieces, and is added from there.
+// The sums are received directly into the output. The first kAhead of these receives are posted at
+// the beginning. At that time, the output may still contain data that must be sent to the parent,
+// or the inputs if the operation is in place. This is safe, because a sum includes this host's
+// part. So this part was read from the output before the sum exists anywhere. The data of children
+// is received in a window of pieces, and is added from there.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -30,7 +33,7 @@ namespace kungfu::hosts {
 namespace {
 
 struct TreePiece {
-  size_t begin, count;  // range of its elements
+  size_t begin, count;  // range of the piece's elements
   const Branch* branch;
 };
 
@@ -76,11 +79,11 @@ void Trees::RunInRange(const AllReduceCall& call) const {
   const auto at = [&](size_t k) { return output + pieces[k].begin * element; };
   const auto is_root = [&](size_t k) { return pieces[k].branch->parent == place; };
 
-  thread_local Memory memory;  // kept, because new pages would cost as much as the copies into them
+  thread_local Memory memory;  // reused, because new pages would cost as much as the copies into them
   char* const window = memory.Get(kWindow * kPieceBytes);
-  // declared after the memory, so that they are destroyed first
+  // The tickets are declared after the memory, so that they are destroyed first.
   std::vector<tcp::Mesh::Ticket> parts_here, sums_here, sent;
-  std::vector<std::pair<size_t, uint32_t>> parts;  // (piece, source), in the order in which they are added
+  std::vector<std::pair<size_t, uint32_t>> parts;  // (piece, source) in the order in which the parts are added
   for (size_t k = 0; k < pieces.size(); k++) {
     for (const uint32_t child : pieces[k].branch->children) parts.emplace_back(k, child);
   }

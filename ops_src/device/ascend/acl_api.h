@@ -1,5 +1,6 @@
-// Our own declarations of the functions of CANN's AscendCL, HCCL and aclnn that are used, because no package registry
-// has CANN. They follow the public documentation of CANN 8. None of this has run on a device yet.
+// The runtime's own declarations of the functions that it calls in CANN's AscendCL, HCCL and aclnn.
+// No package registry has CANN. The declarations follow the public documentation of CANN 8. This
+// code has not yet run on a device.
 #ifndef KUNGFU_DEVICE_ASCEND_ACL_API_H_
 #define KUNGFU_DEVICE_ASCEND_ACL_API_H_
 
@@ -15,7 +16,7 @@ enum CopyKind : int { kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDevice = 3 
 enum EventStatus : int { kNotComplete = 0, kComplete = 1 };
 inline constexpr int kMallocHugeFirst = 0;
 inline constexpr int kFormatNd = 2;
-using Handle = void*;  // aclrtStream, aclrtEvent, aclrtContext
+using Handle = void*;  // stands for aclrtStream, aclrtEvent and aclrtContext
 
 struct Runtime {
   explicit Runtime(const char* paths) : library("AscendCL (libascendcl)", paths, {"libascendcl.so"}) {}
@@ -45,11 +46,11 @@ struct Runtime {
                      Handle stream) = library.Find("aclrtMemcpyAsync");
 };
 
-// aclDataType
+// The values of aclDataType.
 enum Dtype : int { kFloat32 = 0, kFloat16 = 1, kFloat64 = 11, kBfloat16 = 27 };
 
-// Division in place. HCCL has no mean, so a mean is a sum that is divided afterwards. Tensors, scalars and executors
-// are opaque.
+// The functions that divide a tensor in place. HCCL has no mean, so a mean is a sum that is divided
+// afterwards. Tensors, scalars and executors are opaque types.
 struct Operators {
   const Library base{"aclnn's base (libnnopbase)", nullptr, {"libnnopbase.so"}};
   const Library library{"the operators of aclnn (libopapi)", nullptr, {"libopapi.so"}};

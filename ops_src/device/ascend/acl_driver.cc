@@ -11,7 +11,7 @@ class AclDriver : public Driver {
  public:
   explicit AclDriver(const char* paths) : acl_(paths) {
     const int result = acl_.Init(nullptr);
-    if (result != acl::kRepeatInitialize) Check(result, "aclInit");  // MindSpore may have called it before
+    if (result != acl::kRepeatInitialize) Check(result, "aclInit");  // MindSpore may already have called aclInit
   }
 
   int Count() override {
@@ -27,13 +27,14 @@ class AclDriver : public Driver {
   }
   void Enter(const Place& place) override {
     if (place.context != nullptr) {
-      // Streams belong to a context, and MindSpore's context isn't always the device's default context.
+      // A stream belongs to a context, and MindSpore's context isn't always the device's default
+      // context.
       Check(acl_.SetCurrentContext(place.context), "aclrtSetCurrentContext");
     } else {
       Check(acl_.SetDevice(place.device), "aclrtSetDevice");
     }
   }
-  // The device number is an index into the list of devices that are visible to the process.
+  // `device` is an index into the list of devices that the process can see.
   std::string Identity(int device) override {
     const char* visible = std::getenv("ASCEND_RT_VISIBLE_DEVICES");
     if (visible == nullptr || visible[0] == '\0') return std::to_string(device);

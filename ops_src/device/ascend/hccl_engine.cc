@@ -12,7 +12,8 @@
 namespace kungfu::device {
 namespace {
 
-// HCCL's numbers, in the order of kf_dtype and kf_op. HCCL has no mean, so a mean is a sum that is divided afterwards.
+// HCCL's numbers for dtypes and reductions, in the order of kf_dtype and kf_op. HCCL has no mean,
+// so a mean is a sum that is divided afterwards.
 constexpr int kHcclDtypes[] = {
     hccl::kInt8,  hccl::kUint8,  hccl::kInt16,   hccl::kUint16,   hccl::kInt32,   hccl::kUint32,
     hccl::kInt64, hccl::kUint64, hccl::kFloat16, hccl::kBfloat16, hccl::kFloat32, hccl::kFloat64,
@@ -20,7 +21,8 @@ constexpr int kHcclDtypes[] = {
 constexpr int kHcclOps[] = {hccl::kSum, hccl::kSum, hccl::kMin, hccl::kMax, hccl::kProd};
 static_assert(std::size(kHcclDtypes) == kNumDtypes && std::size(kHcclOps) == kNumOps);
 
-// The dtypes that HCCL reduces on every device it supports. On some devices it reduces more.
+// Returns true for the dtypes that HCCL reduces on every device that it supports. On some devices,
+// HCCL reduces more dtypes.
 bool IsReduced(kf_dtype dtype) {
   return dtype == KF_INT8 || dtype == KF_INT32 || dtype == KF_FLOAT16 || dtype == KF_FLOAT32 || dtype == KF_BFLOAT16;
 }
@@ -31,7 +33,7 @@ void Check(const hccl::Library& hccl, int result, const char* function) {
   throw Error(KF_DEVICE, Text(function, ": error ", result, text != nullptr ? ": " : "", text != nullptr ? text : ""));
 }
 
-// Divides tensors on the device. Keeps the workspace until the stream has used it.
+// Divides tensors on the device. Keeps its workspace until the stream has finished using it.
 class Division {
  public:
   Division(const acl::Operators& operators, Driver& driver) : operators_(operators), driver_(driver) {}
@@ -49,8 +51,8 @@ class Division {
     if (result == acl::kSuccess) {
       void* workspace = nullptr;
       if (bytes > 0) {
-        // One workspace serves all launches, because they run one after another on the stream. If a larger one is
-        // needed, the old one is kept too: the stream may still use it.
+        // One workspace serves all launches, because they run one after another on the stream. If a
+        // larger workspace is needed, the old one is kept too, because the stream may still use it.
         if (workspaces_.empty() || bytes > last_bytes_) {
           workspaces_.push_back(std::make_unique<Block>(driver_, /*host=*/false));
           last_bytes_ = bytes;
@@ -71,12 +73,14 @@ class Division {
   size_t last_bytes_ = 0;
 };
 
-// Brings up an HCCL communicator. HCCL blocks during this call and can't be stopped, so a separate thread makes the
-// call. If the HcclCommunicator is given up, the thread ends by itself later (HCCL_CONNECT_TIMEOUT, 120 s by default).
+// Starts an HCCL communicator. HCCL blocks during this call and can't be stopped, so a separate
+// thread makes the call. If the HcclCommunicator is destroyed before the call returns, the thread
+// ends later on its own (after HCCL_CONNECT_TIMEOUT, 120 s by default).
 struct BringUp {
   std::atomic<bool> ended{false};
-  std::atomic<bool> let_go{false};  // set by the thread and by its owner; the second one destroys the communicator
-  // Used by the thread until `ended` is true, then by its owner:
+  std::atomic<bool> let_go{false};  // the thread and its owner each set it; whichever is second destroys the
+                                    // communicator
+  // The thread uses these members until `ended` is true. After that, the thread's owner uses them.
   int result = hccl::kSuccess;
   std::string failure;
   hccl::Comm comm = nullptr;
@@ -93,7 +97,7 @@ class HcclCommunicator : public DeviceCommunicator {
       : hccl_(hccl), size_(size), rank_(rank), driver_(driver), division_(operators, driver) {
     auto info = std::make_shared<hccl::RootInfo>();
     std::memcpy(info->bytes, id.data(), hccl::kRootInfoBytes);
-    // The HCCL library's functions and the driver live as long as the process.
+    // The HCCL library's functions and the driver exist as long as the process.
     std::thread([state = state_, info, &hccl, &driver, place = driver.Here(), rank, size] {
       try {
         driver.Enter(place);
@@ -141,7 +145,7 @@ class HcclCommunicator : public DeviceCommunicator {
         Check(hccl_, hccl_.AllReduce(input, output, count, dtype, op, comm, stream), "HcclAllReduce");
         break;
       case Kind::kBroadcast:
-        // HCCL's broadcast is always in place. So the root copies its input to its output first.
+        // HCCL's broadcast is always in place. So the root first copies its input to its output.
         if (output != input && operation.root == rank_) {
           driver_.Copy(output, input, count * SizeOf(operation.dtype), KF_DEVICE_TO_DEVICE, stream);
         }
@@ -154,7 +158,7 @@ class HcclCommunicator : public DeviceCommunicator {
         Check(hccl_, hccl_.ReduceScatter(input, output, count, dtype, op, comm, stream), "HcclReduceScatter");
         break;
       case Kind::kBarrier:
-      case Kind::kReduceTo:  // no device operation
+      case Kind::kReduceTo:  // a device never runs this operation
       case Kind::kGatherTo:
         break;
     }

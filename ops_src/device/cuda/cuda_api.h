@@ -1,5 +1,6 @@
-// Our own declarations of the functions of the CUDA runtime and NCCL that are used, so that neither is needed to build.
-// tests/devices/declarations.cc compares them with the vendor's headers where these are installed.
+// The runtime's own declarations of the functions that it calls in the CUDA runtime and NCCL, so
+// that the build needs neither. If the vendor's headers are installed,
+// tests/devices/declarations.cc compares the declarations with them.
 #ifndef KUNGFU_DEVICE_CUDA_CUDA_API_H_
 #define KUNGFU_DEVICE_CUDA_CUDA_API_H_
 
@@ -13,7 +14,7 @@ enum Error : int { kSuccess = 0, kNotReady = 600 };
 enum CopyKind : int { kHostToDevice = 1, kDeviceToHost = 2, kDeviceToDevice = 3 };
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
-using Handle = void*;  // cudaStream_t, cudaEvent_t
+using Handle = void*;  // stands for cudaStream_t and cudaEvent_t
 
 struct Runtime {
   explicit Runtime(const char* paths)
@@ -62,15 +63,15 @@ enum Dtype : int {
   kBfloat16 = 9,
 };
 enum Op : int { kSum = 0, kProd = 1, kMax = 2, kMin = 3, kAvg = 4 };
-inline constexpr int kOldestVersion = 21400;  // the first version with communicators that don't block
+inline constexpr int kOldestVersion = 21400;  // the first version whose communicators can be created without blocking
 inline constexpr size_t kIdBytes = 128;
 struct Id {
   char bytes[kIdBytes];
 };
 using Comm = void*;
 
-// The configuration of version 2.14. Later versions have more fields at the end; they use `size` and `version` to see
-// which fields exist.
+// NCCL's configuration in version 2.14. Later versions have more fields at the end. They find out
+// from `size` and `version` which fields exist.
 struct Config {
   size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;
@@ -83,7 +84,8 @@ struct Library {
 
   const kungfu::Library library;
   int (*GetVersion)(int* version) = library.Find("ncclGetVersion");
-  const int version = KnownVersion();  // checked first: older versions don't have all functions below
+  const int version = KnownVersion();  // initialized before the functions below, because older versions don't have all
+                                       // of them
   int (*GetUniqueId)(Id* id) = library.Find("ncclGetUniqueId");
   int (*CommInitRankConfig)(Comm* comm, int size, Id id, int rank,
                             Config* config) = library.Find("ncclCommInitRankConfig");
@@ -102,7 +104,7 @@ struct Library {
   const char* (*GetErrorString)(int result) = library.Find("ncclGetErrorString");
   const char* (*GetLastError)(Comm comm) = library.FindOptional("ncclGetLastError");
 
-  // Throws Error KF_MISSING if the library is too old.
+  // Returns the library's version. Throws Error KF_MISSING if the library is too old.
   int KnownVersion() const;
 };
 

@@ -40,13 +40,14 @@ class CudaDriver : public Driver {
 
   Stream NewStream() override {
     Stream stream = nullptr;
-    // This stream doesn't wait for the legacy default stream, and the default stream doesn't wait for it.
+    // The new stream and the legacy default stream don't wait for each other.
     Check(cuda_.StreamCreateWithFlags(&stream, cuda::kStreamNonBlocking), "cudaStreamCreateWithFlags");
     return stream;
   }
   void Delete(Stream stream) override { Check(cuda_.StreamDestroy(stream), "cudaStreamDestroy"); }
   void Synchronize(Stream stream) override { Check(cuda_.StreamSynchronize(stream), "cudaStreamSynchronize"); }
-  void Abort(Stream) noexcept override {}  // ncclCommAbort ends NCCL's kernels; none of our other work can hang
+  void Abort(Stream) noexcept override {}  // ncclCommAbort ends NCCL's kernels, and no other work of the runtime can
+                                           // hang
 
   Event NewEvent() override {
     Event event = nullptr;
@@ -73,7 +74,7 @@ class CudaDriver : public Driver {
  private:
   void Check(int error, const char* function, size_t bytes = 0) const {
     if (error == cuda::kSuccess) return;
-    cuda_.GetLastError();  // clears the error; otherwise MindSpore's next check would report it
+    cuda_.GetLastError();  // clears the error, which MindSpore's next check would otherwise report
     throw Error(KF_DEVICE, Text(function, bytes > 0 ? Text(" of ", bytes, " bytes") : "", ": ",
                                 cuda_.GetErrorName(error), " (", error, "): ", cuda_.GetErrorString(error)));
   }

@@ -8,7 +8,7 @@
 namespace kungfu::device {
 namespace {
 
-// NCCL's numbers, in the order of kf_dtype and kf_op.
+// NCCL's numbers for dtypes and reductions, in the order of kf_dtype and kf_op.
 constexpr int kMissing = -1;
 constexpr int kNcclDtypes[] = {
     nccl::kInt8,  nccl::kUint8,  kMissing,       kMissing,        nccl::kInt32,   nccl::kUint32,
@@ -32,7 +32,8 @@ class NcclCommunicator : public DeviceCommunicator {
       : nccl_(nccl), size_(size) {
     nccl::Id raw;
     std::memcpy(raw.bytes, id.data(), nccl::kIdBytes);
-    nccl::Config config;  // not blocking, so that the bring-up can be ended if a peer fails during it
+    nccl::Config config;  // non-blocking, so that the start of the communicator can be ended if another rank fails
+                          // meanwhile
     const int result = nccl_.CommInitRankConfig(&comm_, static_cast<int>(size), raw, static_cast<int>(rank), &config);
     try {
       Check(result, "ncclCommInitRankConfig");
@@ -51,7 +52,7 @@ class NcclCommunicator : public DeviceCommunicator {
   }
 
   void Launch(const Operation& operation, Stream stream) override {
-    // One NCCL group, so that NCCL makes one launch for all tensors.
+    // Use one NCCL group, so that NCCL makes a single launch for all tensors.
     Check(nccl_.GroupStart(), "ncclGroupStart");
     try {
       for (size_t i = 0; i < operation.num_tensors; i++) {
@@ -82,7 +83,7 @@ class NcclCommunicator : public DeviceCommunicator {
       case Kind::kReduceScatter:
         return Check(nccl_.ReduceScatter(input, output, count / size_, dtype, op, comm_, stream), "ncclReduceScatter");
       case Kind::kBarrier:
-      case Kind::kReduceTo:  // no device operation
+      case Kind::kReduceTo:  // a device never runs this operation
       case Kind::kGatherTo:
         return;
     }
@@ -108,7 +109,8 @@ class NcclEngine : public Engine {
 
   bool Supports(const Operation& operation) const override {
     if (kNcclDtypes[operation.dtype] == kMissing) return false;
-    // NCCL versions differ in how ncclAvg rounds integers. The runtime truncates towards zero.
+    // NCCL's versions differ in how ncclAvg rounds integers, so the runtime computes this mean
+    // itself and truncates towards zero.
     return !Reduces(operation.kind) || operation.op != KF_MEAN || IsFloat(operation.dtype);
   }
 

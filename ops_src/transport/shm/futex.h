@@ -16,7 +16,8 @@
 
 namespace kungfu::shm {
 
-// One turn of a busy-wait loop: lets the other hardware thread run, and makes leaving the loop cheaper.
+// Runs once per iteration of a busy-wait loop. It lets the core's other hardware thread run, and
+// makes leaving the loop cheaper.
 inline void Pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -25,29 +26,30 @@ inline void Pause() {
 #endif
 }
 
-// A counter (modulo 2^30) that only its one writer advances. Its highest two bits are flags: a
-// fence, and a mark that some thread sleeps. All changes of the word are atomic read-modify-writes,
-// so they have one order. Both invariants follow from this order.
+// A counter (modulo 2^30) that only a single writer advances. Its two highest bits are flags: a
+// fence, and a mark that some thread is sleeping. All changes of the word are atomic
+// read-modify-write operations, so they have one order. Both invariants follow from this order.
 //
-// 1. No wake-up is lost. A waiting thread sets the flag (Arm), then checks everything else that
-// could end its wait, then sleeps on the word *with* the flag. The awaited event happens in one of
-// two ways:
+// 1. No wake-up is lost. A waiting thread sets the sleep flag (Arm), then checks everything else
+// that could end its wait, and then sleeps on the word *with* the flag. The awaited event happens
+// in one of two ways:
 // - The writer advances the counter. This clears the flag and returns whether it was set. If it was
-//   set, the writer wakes all sleepers. If the waiting thread doesn't sleep yet, the kernel finds
+//   set, the writer wakes all sleepers. If the waiting thread isn't sleeping yet, the kernel finds
 //   that the word has changed and returns at once. If the flag was not set, Arm comes later: it
 //   sets the flag in the new value and returns this value.
-// - Another thread changes another word (for example after a failure), then calls Stir on this one.
-//   If the flag was set, Stir clears it, and the rest is as above. If it was not set, Arm comes
-//   after Stir in the order of the word. Arm acquires, so the thread's last check sees the change
-//   of the other word.
+// - Another thread changes another word (for example after a failure), and then calls Stir on this
+//   word. If the flag was set, Stir clears it, and the rest is as in the first case. If it was not
+//   set, Arm comes after Stir in the order of this word. Arm acquires, so the waiting thread's last
+//   check sees the change of the other word.
 // Test: WithoutOne.SleepingRanksAreWoken
 //
-// Threads stay asleep only if a writer fails between its change and the wake-up. They then sleep until the writer is
-// marked lost, or for one slice. Every sleep has a time limit, after which the thread checks again.
+// Threads stay asleep only if a writer fails between its change and the wake-up. They then sleep
+// until the writer is marked lost, but for at most one slice. Every sleep has a time limit, after
+// which the thread checks again.
 //
 // 2. A fenced counter never advances again. Advance and Fence change the same word, so one of them
-// comes first. If Fence is first, Advance fails, and the writer learns this. The count before the
-// fence stays readable.
+// comes first. If Fence comes first, Advance fails and tells the writer. The count before the fence
+// stays readable.
 // Test: WithoutOne.AnExpelledProcessLearnsItAndPublishesNothing
 struct Counter {
   static constexpr uint32_t kFence = 0x80000000u;
@@ -59,17 +61,18 @@ struct Counter {
   // Shifts the flags out. The sign of the difference modulo 2^30 then tells which value is ahead.
   static bool Reached(uint32_t value, uint32_t target) { return static_cast<int32_t>((value - target) << 2) >= 0; }
   bool Reached(uint32_t target) const { return Reached(value.load(std::memory_order_acquire), target); }
-  // Returns the count, for the writer itself or as a hint. A relaxed load: don't use it to read data that the count
-  // announces.
+  // Returns the count, for the writer itself or as a hint. The load is relaxed, so don't rely on it
+  // before reading data that the count announces.
   uint32_t Count() const { return value.load(std::memory_order_relaxed) & kMask; }
 
-  // Advances the counter to `next`. Only for the writer. Returns false if the counter is fenced. Then no rank sees the
-  // change, and the writer sees everything that was written before the fence.
+  // Advances the counter to `next`. Only the writer may call it. Returns false if the counter is
+  // fenced. In this case no rank sees the change, and the writer sees everything that was written
+  // before the fence.
   [[nodiscard]] bool Advance(uint32_t next) {
     uint32_t seen = value.load(std::memory_order_acquire);
     do {
       if ((seen & kFence) != 0) return false;
-      // Fails only if a fence or a waiting thread's flag came in between.
+      // This fails only if a fence or a waiting thread's flag has changed the word since the load.
     } while (!value.compare_exchange_weak(seen, next & kMask, std::memory_order_acq_rel, std::memory_order_acquire));
     if ((seen & kSleeps) != 0) {
       KUNGFU_FAULT_POINT("between a publish and its wake-up");
@@ -78,12 +81,12 @@ struct Counter {
     return true;
   }
 
-  // Stops the counter at its current value for ever.
+  // Stops the counter at its current value forever.
   void Fence() {
     if ((value.fetch_or(kFence, std::memory_order_acq_rel) & kSleeps) != 0) Stir();
   }
 
-  // Resets the counter to 0, while no other rank uses it. A fence stays.
+  // Resets the counter to 0. Call it only while no other rank uses the counter. A fence stays set.
   void Clear() { value.fetch_and(kFence, std::memory_order_relaxed); }
 
   // Wakes all threads that sleep on this word, so that they check again.
@@ -92,8 +95,8 @@ struct Counter {
   }
   void WakeAll() { syscall(SYS_futex, &value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
 
-  // Sets the flag for a thread that is about to sleep. Returns the value for Sleep. Check the condition once more in
-  // between.
+  // Sets the flag for a thread that is about to sleep. Returns the value to pass to Sleep. Between
+  // the two calls, check the condition again.
   uint32_t Arm() { return value.fetch_or(kSleeps, std::memory_order_acq_rel) | kSleeps; }
   // Sleeps while the word equals `armed`, for at most `slice`.
   void Sleep(uint32_t armed, std::chrono::nanoseconds slice) {

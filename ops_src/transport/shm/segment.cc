@@ -52,7 +52,8 @@ int Segment::Create(uint32_t size, uint64_t cluster_version, uint32_t cores, boo
     if (ftruncate(fd, static_cast<off_t>(layout.total)) != 0) {
       throw SystemError(Text("allocating ", layout.total, " bytes of shared memory"));
     }
-    // Once the file is sealed, no process can shrink it while other processes use it, which would raise SIGBUS there.
+    // After the file is sealed, no process can shrink it. Shrinking it while other processes use it
+    // would raise SIGBUS in these processes.
     fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
     const Mapping map(fd, 0, sizeof(Header), /*writable=*/true, "a new segment");
     auto* header = new (map.data()) Header{};

@@ -1,10 +1,13 @@
-// The memory that the ranks of one cluster version share on a host: its layout, creation and mapping.
+// The memory that the ranks of one cluster version share on a host: its layout, creation and
+// mapping.
 //
-// A segment is anonymous (memfd_create). It has no name that could be guessed or left behind, and it disappears with
-// its last descriptor and mapping. The launcher creates it and passes the descriptor to the members. It belongs to one
-// cluster version and is never reused. So the incomplete work of a failed rank can't affect the next version.
+// A segment is anonymous (memfd_create). It has no name that could be guessed or left behind, and
+// it disappears with its last descriptor and mapping. The launcher creates it and passes the
+// descriptor to the members. It belongs to one cluster version and is never reused. So the
+// unfinished work of a failed rank can't affect the next version.
 //
-// The file is sparse: memory is allocated when it is first used. Most channels and staging buffers are never used.
+// The file is sparse, so memory is allocated when it is first used. Most channels and staging
+// buffers are never used.
 #ifndef KUNGFU_TRANSPORT_SHM_SEGMENT_H_
 #define KUNGFU_TRANSPORT_SHM_SEGMENT_H_
 
@@ -18,19 +21,21 @@
 
 namespace kungfu::shm {
 
-inline constexpr size_t kLine = 64;              // a cache line, the unit that two cores pass to each other
-inline constexpr uint32_t kMaxRanks = 256;       // limit of one host
-inline constexpr uint32_t kMaxMembers = 1024;    // limit of a job on several hosts
-inline constexpr uint32_t kChannels = 2048;      // names that can be bound at the same time
-inline constexpr uint32_t kStagingBuffers = 64;  // running operations that need a staging buffer
-inline constexpr uint32_t kPinnedBuffers = 32;   // kept by their members: see staging_buffers.cc
-inline constexpr uint32_t kStagingWords = 3;     // ready, reduced, done; one of each per rank
-inline constexpr uint32_t kBuffers = 4;          // chunks that a rank can stage ahead in a staging buffer
+inline constexpr size_t kLine = 64;              // the size of a cache line, which is the unit that two cores pass to
+                                                 // each other
+inline constexpr uint32_t kMaxRanks = 256;       // maximum number of ranks on one host
+inline constexpr uint32_t kMaxMembers = 1024;    // maximum number of ranks in a job on several hosts
+inline constexpr uint32_t kChannels = 2048;      // number of names that can be bound at the same time
+inline constexpr uint32_t kStagingBuffers = 64;  // maximum number of running operations that need a staging buffer
+inline constexpr uint32_t kPinnedBuffers = 32;   // staging buffers that their members may keep: see staging_buffers.cc
+inline constexpr uint32_t kStagingWords = 3;     // the counters ready, reduced and done; each rank has one of each
+inline constexpr uint32_t kBuffers = 4;          // number of chunks that a rank can stage ahead in a staging buffer
 inline constexpr size_t kBufferBytes = 256 << 10;
-inline constexpr size_t kInlineBytes = 40;  // an operation of at most this size is in the mailbox's own cache line
+inline constexpr size_t kInlineBytes = 40;  // an operation with at most this many bytes fits in the mailbox's own cache
+                                            // line
 
-// A rank's report of the operations in which its threads wait; see collectives/host/deadlock.h. The rank's own process
-// writes it, one thread at a time.
+// A rank's report of the operations in which its threads are waiting (see
+// collectives/host/deadlock.h). Only the rank's own process writes it, from one thread at a time.
 struct alignas(kLine) WaitReport {
   static constexpr uint32_t kMostWaits = 8;
   static constexpr size_t kTextWords = 40;
@@ -40,60 +45,71 @@ struct alignas(kLine) WaitReport {
   };
 
   std::atomic<uint64_t> version;           // odd while the other fields are being written
-  std::atomic<uint64_t> since_ns, now_ns;  // times between which the process stood still (monotonic clock)
-  std::atomic<uint64_t> num_failed;        // number of failures that the process knew of
-  std::atomic<uint64_t> num_waits;         // 0: there is no report
+  std::atomic<uint64_t> since_ns, now_ns;  // the process stood still between these two times (monotonic clock)
+  std::atomic<uint64_t> num_failed;        // number of failures that the process knew
+  std::atomic<uint64_t> num_waits;         // 0 if there is no report
   Wait waits[kMostWaits];
-  std::atomic<uint64_t> text[kTextWords];  // names the operations and the place in the program; ends with a NUL
+  std::atomic<uint64_t> text[kTextWords];  // the names of the operations and the place in the program, terminated by a
+                                           // NUL
 };
 
-// Written by the rank itself, except for the change to kLost, which only the launcher makes.
+// The rank itself writes these fields. Only the launcher changes the state to kLost.
 struct alignas(kLine) RankStatus {
-  Counter state;       // a RankState; only grows, and is fenced at kLost
-  uint32_t has_state;  // this rank already has the training state, so it isn't a joining worker
+  Counter state;       // a RankState; it only grows, and is fenced when it becomes kLost
+  uint32_t has_state;  // whether this rank already has the training state, so that it isn't a joining worker
   char address[kLine * 2 - 8];
-  char lost_reason[kLine * 2];                     // written by the launcher before the change to kLost
-  alignas(kLine) std::atomic<uint32_t> heartbeat;  // incremented by a separate thread, even if the others are busy
-  std::atomic<int32_t> core;                       // the core on which the rank ran when it last waited; a hint
-  std::atomic<uint32_t> busy;                      // the other ranks' deadlines wait for this rank
-  std::atomic<uint32_t> awaits;                    // see SegmentControlBlock::NoteAwaited; a hint
-  std::atomic<uint64_t> step;                      // last step that training has finished; for readers outside
-  std::atomic<uint64_t> step_ns;                   // usual duration of a step; 0: not known yet
-  std::atomic<uint64_t> stepped_ns;                // when `step` was reported (monotonic clock); 0: never
-  std::atomic<uint32_t> is_ending;                 // written by the launcher: it is about to end this rank
-  std::atomic<uint32_t> activity;                  // what the program does outside of its steps; for readers outside
-  std::atomic<uint64_t> activity_ns;               // when `activity` changed (monotonic clock); 0: never
-  alignas(kLine) Counter gave_up;                  // a GaveUp, set once; the fields below are written before it
+  char lost_reason[kLine * 2];                     // the launcher writes this before it changes the state to kLost
+  alignas(kLine) std::atomic<uint32_t> heartbeat;  // a separate thread increments it, even if all other threads are
+                                                   // busy
+  std::atomic<int32_t> core;                       // a hint: the core on which the rank ran when it last waited
+  std::atomic<uint32_t> busy;                      // not 0 if the other ranks' deadlines wait for this rank
+  std::atomic<uint32_t> awaits;                    // a hint: see SegmentControlBlock::NoteAwaited
+  std::atomic<uint64_t> step;                      // the last step that training has finished, for readers outside the
+                                                   // job
+  std::atomic<uint64_t> step_ns;                   // the usual duration of a step, or 0 if it isn't known yet
+  std::atomic<uint64_t> stepped_ns;                // when `step` was reported (monotonic clock), or 0 if it never was
+  std::atomic<uint32_t> is_ending;                 // written by the launcher: not 0 if it is about to end this rank
+  std::atomic<uint32_t> activity;                  // what the program does outside its steps, for readers outside the
+                                                   // job
+  std::atomic<uint64_t> activity_ns;               // when `activity` changed (monotonic clock), or 0 if it never did
+  alignas(kLine) Counter gave_up;                  // a GaveUp value, set only once; the fields below are written before
+                                                   // it is set
   uint32_t gave_up_status;
   char gave_up_text[8 * kLine - 8];
   WaitReport wait_report;
 };
 
-// A rank's contribution to operation number `sequence` of a channel. A rank has two mailboxes per channel and uses them
-// alternately. The post for operation k+1 may overwrite the post for k-1. A rank arrives at k+1 only after it has seen
-// post k of all ranks, and each rank posts k only after it has finished k-1.
+// A rank's contribution to operation number `sequence` of a channel. A rank has two mailboxes per
+// channel and uses them alternately. The post for operation k+1 may overwrite the post for k-1.
+// This is safe, because a rank reaches k+1 only after it has seen post k of all ranks, and each
+// rank posts k only after it has finished k-1.
 struct alignas(kLine) Mailbox {
-  Counter sequence;    // released after the rest of the line is written
-  uint64_t signature;  // kind, dtype, op and a hash of root and layout; equal at all ranks
-  uint64_t count;      // number of elements; the highest bits have the rank's weight in a mean
+  Counter sequence;    // stored with release order after the rest of the line is written
+  uint64_t signature;  // kind, dtype, op, and a hash of root and layout; it must be the same on all ranks
+  uint64_t count;      // number of elements; the highest bits contain the rank's weight in a mean
   char payload[kInlineBytes];
 };
 static_assert(sizeof(Mailbox) == kLine);
 
-// Describes a rank's operation for the message of a mismatch. Written only when there is a mismatch.
+// Describes a rank's operation for the message of a mismatch error. It is written only if there is
+// a mismatch.
 struct alignas(kLine) Complaint {
   Counter sequence;
   char text[4 * kLine - sizeof(Counter)];
 };
 
-// The state of a channel, shared by the ranks that use it.
+// The state of a channel, which all ranks that use the channel share.
 struct alignas(kLine) ChannelHead {
-  std::atomic<uint64_t> key;  // hash of the name; valid only while a rank has it bound; changed under the table lock
-  // One bit for each rank that has the channel bound. A rank sets its own bit under the table lock, and clears it at
-  // any time. The launcher clears the bit of a process that it has reaped.
+  std::atomic<uint64_t> key;  // hash of the name; valid only while a rank has it bound; changed only under the table's
+                              // lock
+  // There is one bit for each rank, which is set if the rank has the channel bound. A rank sets its
+  // own bit under the table's lock, and may clear it at any time. The launcher clears the bit of a
+  // process that it has reaped.
   std::atomic<uint64_t> users[kMaxRanks / 64];
-  std::atomic<uint32_t> left[2];            // number of ranks that have finished the operation of this parity
-  std::atomic<uint64_t> staging_buffer[2];  // (sequence << 32 | staging buffer + 1) of the operation of this parity
+  std::atomic<uint32_t> left[2];            // for operations with even and odd numbers: number of ranks that have
+                                            // finished the operation
+  std::atomic<uint64_t> staging_buffer[2];  // for operations with even and odd numbers: (sequence << 32 | staging
+                                            // buffer + 1)
 
   bool IsBound() const {
     uint64_t any = 0;
@@ -115,42 +131,47 @@ struct alignas(kLine) Header {
   uint32_t size;
   uint64_t cluster_version;
   uint64_t total_bytes;
-  uint32_t cores;             // cores that the job may use on this host; decides how long a thread spins
-  uint32_t recovers;          // 1: the members continue without failed ranks
-  uint32_t is_control_block;  // 1: for the ranks of several hosts; has no channels or buffers
+  uint32_t cores;             // number of cores that the job may use on this host; it decides how long a thread spins
+  uint32_t recovers;          // 1 if the members continue without failed ranks
+  uint32_t is_control_block;  // 1 if the segment is for the ranks of several hosts; it then has no channels or buffers
 
-  alignas(kLine) std::atomic<uint64_t> announced;  // newest cluster version that the launcher knows of
-  std::atomic<uint32_t> deadlines_held;            // 1: the launcher waits for the job's store; no deadline runs
+  alignas(kLine) std::atomic<uint64_t> announced;  // the newest cluster version that the launcher knows
+  std::atomic<uint32_t> deadlines_held;            // 1 while the launcher waits for the job's store, so that no
+                                                   // deadline runs
 
   alignas(kLine) std::atomic<uint64_t> sync_points;  // number of requested sync points; any member may increase it
 
-  // The failed ranks without which the members continue, in the order of their failures. Only the launcher writes here:
-  // first the rank, then the number. A rank is fenced before it is entered, so its words don't change afterwards.
+  // The failed ranks without which the members continue, in the order of their failures. Only the
+  // launcher writes these fields: first the rank, then the number. A rank is fenced before it is
+  // added, so its words don't change afterwards.
   alignas(kLine) std::atomic<uint32_t> num_failed;
   uint16_t failure_order[kMaxMembers];
   static_assert(kMaxMembers - 1 <= UINT16_MAX);
 
   alignas(kLine) std::atomic<uint32_t> lost;  // number of failed ranks without which the members can't continue
-  std::atomic<uint32_t> gave_up;              // not 0: some rank's `gave_up` may be set
+  std::atomic<uint32_t> gave_up;              // not 0 if the `gave_up` word of some rank may be set
 
-  alignas(kLine) std::atomic<uint64_t> staging_buffers;  // a bit is set if that staging buffer is in use
-  std::atomic<uint64_t> pinned_buffers;                  // the same for the staging buffers from kStagingBuffers on
-  Counter staging_waiters;  // stays at 0; stirred when a staging buffer is released or bound while ranks wait for one
+  alignas(kLine) std::atomic<uint64_t> staging_buffers;  // a bit is set if the staging buffer with its number is in use
+  std::atomic<uint64_t> pinned_buffers;                  // the same for the pinned buffers, whose numbers begin at
+                                                         // kStagingBuffers
+  Counter staging_waiters;  // stays at 0; Stir is called on it when a staging buffer is released or bound while ranks
+                            // wait for one
 
-  // See channel_table.h: the rank that is changing the table, and the channel.
+  // The rank that is changing the channel table, and the channel that it has declared. See
+  // channel_table.h.
   alignas(kLine) std::atomic<uint32_t> table_lock;
   std::atomic<uint64_t> retired[kChannels / 64];  // channels to which a failed rank may still be writing
 };
 
 class Segment {
  public:
-  // Creates the anonymous memory of one cluster version. Returns its descriptor, which the caller owns. `recovers`: the
-  // members continue without failed ranks; otherwise they fail. `control_block`: for the ranks of several hosts, which
-  // reduce in other segments.
+  // Creates the anonymous memory of one cluster version. Returns its descriptor, which the caller
+  // owns. With `recovers`, the members continue without failed ranks. Otherwise they fail. Set
+  // `control_block` for the ranks of several hosts, which reduce in other segments.
   static int Create(uint32_t size, uint64_t cluster_version, uint32_t cores, bool recovers = false,
                     bool control_block = false);
 
-  // Maps a segment. The caller keeps the descriptor.
+  // Maps a segment. The caller still owns the descriptor.
   explicit Segment(int fd);
 
   uint32_t size() const { return header().size; }
@@ -166,9 +187,10 @@ class Segment {
   Complaint& complaint(uint32_t channel, uint32_t rank) const {
     return At<Complaint>(layout_.complaints, static_cast<size_t>(channel) * size_ + rank);
   }
-  // Three counters of `rank` in a staging buffer: the chunks in its buffers (ready), the chunks of which it has reduced
-  // its part (reduced), and the chunks that it has finished (done). They continue from one operation to the next, and
-  // are equal at all ranks between operations.
+  // Three counters of `rank` in a staging buffer: the chunks that are in its buffers (ready), the
+  // chunks of which it has reduced its part (reduced), and the chunks that it has finished (done).
+  // The counters continue from one operation to the next. Between operations, each counter has the
+  // same value on all ranks.
   Counter& ready(uint32_t staging_buffer, uint32_t rank) const { return StagingWord(staging_buffer, rank, 0); }
   Counter& reduced(uint32_t staging_buffer, uint32_t rank) const { return StagingWord(staging_buffer, rank, 1); }
   Counter& done(uint32_t staging_buffer, uint32_t rank) const { return StagingWord(staging_buffer, rank, 2); }

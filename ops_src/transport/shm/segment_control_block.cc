@@ -8,14 +8,16 @@
 namespace kungfu::shm {
 namespace {
 
-// Reads the clock that all processes of a host share.
+// Reads the clock that all processes on a host share.
 std::chrono::nanoseconds Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 
-// Calls visit(word) with each word by which `rank` publishes. If `used_only` is false, this includes words that aren't
-// in use yet: a channel or staging buffer may be bound at any moment.
+// Calls visit(word) with each word by which `rank` publishes. If `used_only` is false, this
+// includes words that aren't in use yet, because a channel or staging buffer may be bound at any
+// moment.
 template <typename Visit>
 void EachWordOf(const Segment& segment, uint32_t rank, bool used_only, const Visit& visit) {
-  // This word comes first. An error that follows from the fence of another word must not make the other ranks give up.
+  // Visit this word first. An error that follows from the fence of another word must not make the
+  // other ranks give up.
   visit(segment.status(rank).gave_up);
   if (segment.is_control_block()) return;
   for (uint32_t c = 0; c < kChannels; c++) {
@@ -37,8 +39,9 @@ void EachWordOf(const Segment& segment, uint32_t rank, bool used_only, const Vis
 
 }  // namespace
 
-// First fences the words by which `rank` publishes, so that they never change again. Then enters the rank in the list
-// of failures. Last, wakes all sleeping ranks. So a survivor that finds the rank in the list sees its final words.
+// First fences the words by which `rank` publishes, so that they never change again. Then adds the
+// rank to the list of failures. Finally wakes all sleeping ranks. So a survivor that finds the rank
+// in the list sees its final words.
 void SegmentControlBlock::MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped) {
   if (rank >= size()) throw Error(KF_INVALID, Text("there is no rank ", rank, " in a cluster of ", size()));
   if (recover && header().recovers == 0)
@@ -56,14 +59,16 @@ void SegmentControlBlock::MarkLost(uint32_t rank, const std::string& reason, boo
     } else {
       header().lost.fetch_add(1);
     }
-    // The fence is before the check which words are in use. A rank that binds a word after this check reads the
-    // failures after it binds the word (ChannelHead::SetUser).
+    // The fence comes before the check of which words are in use. A rank that binds a word after
+    // this check reads the list of failures after it has bound the word (ChannelHead::SetUser).
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    // Ranks that wait for a survivor must check again too, because the survivor may repeat the operation.
+    // Ranks that wait for a survivor must check again too, because the survivor may repeat the
+    // operation.
     for (uint32_t r = 0; r < size(); r++) {
       EachWordOf(*segment_, r, /*used_only=*/true, [](Counter& word) { word.Stir(); });
     }
-    // The rank may have failed between a change and its wake-up, so wake its waiting ranks here.
+    // The rank may have failed between a change and the wake-up, so wake the ranks that wait for it
+    // here.
     EachWordOf(*segment_, rank, /*used_only=*/true, [](Counter& word) { word.WakeAll(); });
     header().staging_waiters.Stir();
   }
@@ -74,8 +79,8 @@ void SegmentControlBlock::MarkLost(uint32_t rank, const std::string& reason, boo
   }
 }
 
-// A state becomes kLost before the kind of the loss is known. In between, more ranks are in state kLost than the list
-// of failures and `lost` count.
+// A state becomes kLost before it is known whether the members can continue. During that time, more
+// ranks are in state kLost than the list of failures and `lost` count.
 bool SegmentControlBlock::EndedForAll(uint32_t rank) const {
   uint32_t unlisted = 0;
   for (uint32_t r = 0; r < size(); r++) unlisted += State(r) == RankState::kLost && !HasFailed(r);
@@ -102,14 +107,14 @@ std::string SegmentControlBlock::PeerName(uint32_t rank) const {
   return address.empty() ? Text("rank ", number) : Text("rank ", number, " (", address, ")");
 }
 
-// If the rank is already marked lost, nothing changes, and no rank needs this word.
+// If the rank is already marked lost, nothing changes. In this case no rank needs this word.
 void SegmentControlBlock::Leave(uint32_t rank) {
   Counter& state = segment_->status(rank).state;
   const auto left = static_cast<uint32_t>(RankState::kLeft);
   if (!state.Reached(left)) (void)state.Advance(left);
 }
 
-// Acquires, so that a reader of kLeft sees what the rank published before it left.
+// The load acquires, so a reader of kLeft sees what the rank published before it left.
 RankState SegmentControlBlock::State(uint32_t rank) const {
   const uint32_t word = segment_->status(rank).state.value.load(std::memory_order_acquire);
   return static_cast<RankState>(word & Counter::kMask);
@@ -164,7 +169,8 @@ SegmentControlBlock::Activity SegmentControlBlock::ActivityOf(uint32_t rank) con
   return found;
 }
 
-// Writes the error before the word that announces it. The flag in the header tells the other ranks to check this word.
+// Writes the error before the word that announces the error. The flag in the header tells the other
+// ranks to check this word.
 void SegmentControlBlock::GiveUp(uint32_t rank, GaveUp how, kf_status status, const std::string& text) {
   RankStatus& mine = segment_->status(rank);
   mine.gave_up_status = status;
@@ -181,8 +187,8 @@ std::string SegmentControlBlock::GaveUpAlone(uint32_t rank) const {
   return TextOf(its.gave_up_text);
 }
 
-// Ignores failed ranks. If another rank saw a failed rank's error while that rank lived, it has given up with the same
-// error.
+// Ignores failed ranks. If another rank saw a failed rank's error before that rank failed, the
+// other rank has given up with the same error.
 std::optional<Error> SegmentControlBlock::GaveUpForAll() const {
   if (header().gave_up.load(std::memory_order_acquire) == 0) return std::nullopt;
   for (uint32_t r = 0; r < size(); r++) {
@@ -193,7 +199,7 @@ std::optional<Error> SegmentControlBlock::GaveUpForAll() const {
   return std::nullopt;
 }
 
-// The word only grows. So the result is the same, whichever rank raises it.
+// The word only grows, so the result doesn't depend on which rank raises it.
 void SegmentControlBlock::RequestSyncPoint(uint64_t number) {
   std::atomic<uint64_t>& called = header().sync_points;
   uint64_t seen = called.load(std::memory_order_relaxed);

@@ -1,4 +1,4 @@
-// The control block of the ranks of one host, stored in words of their segment.
+// The control block for the ranks of one host. Its words are in the ranks' segment.
 #ifndef KUNGFU_TRANSPORT_SHM_SEGMENT_CONTROL_BLOCK_H_
 #define KUNGFU_TRANSPORT_SHM_SEGMENT_CONTROL_BLOCK_H_
 
@@ -15,12 +15,13 @@
 
 namespace kungfu::shm {
 
-// Thread-safe; any process that has the segment can use it. The functions that operations call are inline. They aren't
-// virtual calls if the caller uses this class.
+// Thread-safe. Any process that has the segment can use this class. The functions that operations
+// call are inline, and aren't virtual calls if the caller uses this class directly.
 class SegmentControlBlock final : public ControlBlock {
  public:
-  // `numbers`: the cluster ranks of the segment's ranks, for messages, if the segment has only a part of the cluster.
-  // The segment's last rank stands for the other hosts and has no number.
+  // If the segment contains only a part of the cluster, `numbers` contains the cluster ranks of the
+  // segment's ranks, for messages. The segment's last rank stands for the other hosts and has no
+  // number.
   explicit SegmentControlBlock(std::shared_ptr<Segment> segment, std::vector<uint32_t> numbers = {})
       : segment_(std::move(segment)), numbers_(std::move(numbers)) {}
 
@@ -56,16 +57,18 @@ class SegmentControlBlock final : public ControlBlock {
   void RequestSyncPoint(uint64_t number) override;
   uint64_t sync_points() const override { return header().sync_points.load(std::memory_order_acquire); }
 
-  // The training progress that a rank has reported: the last finished step, the duration of a step, and the time since
-  // the report. The three words aren't read together, so one may be newer than the others. That is sufficient for
-  // display. Only valid on the rank's host. Empty if the rank has reported nothing.
+  // The training progress that a rank has reported: the last finished step, the duration of a step,
+  // and the time since the report. The three words aren't read together, so one may be newer than
+  // the others. That is sufficient for display. The progress is valid only on the rank's host. It
+  // is empty if the rank has reported nothing.
   struct Progress {
     uint64_t step;
     std::chrono::nanoseconds each, ago;
   };
   std::optional<Progress> ProgressOf(uint32_t rank) const;
-  // What a rank does now, for display: its last activity and the time since it began, and the operations in which its
-  // process has stood still for long (WaitReport). Only valid on the rank's host. The words aren't read together.
+  // What a rank is doing, for display: its last activity, the time since this activity began, and
+  // the operations in which the rank's process has stood still for a long time (WaitReport). It is
+  // valid only on the rank's host. The words aren't read together.
   struct Activity {
     uint32_t activity;
     std::chrono::nanoseconds ago;
@@ -73,13 +76,15 @@ class SegmentControlBlock final : public ControlBlock {
   };
   Activity ActivityOf(uint32_t rank) const;
 
-  // // ---- the rank for which other ranks wait. Hints for the launcher, which checks twice before it acts.
+  // ---- the rank for which another rank waits. These words are hints for the launcher, which
+  // checks twice before it acts.
 
-  // Notes that `rank` sleeps in a wait for `peer`; if `peer` is `rank`, it waits for no particular rank. `overdue`: the
-  // wait will soon time out. The rank writes the note and removes it when the wait ends. Each thread passes its last
-  // note as `before` (0 at first) to the next call, and to ForgetAwaited. If several threads wait, the latest note
-  // remains, but an overdue note isn't replaced by another thread's. A wait may stop being overdue
-  // (`Deadline::CountFrom`).
+  // Records that `rank` sleeps in a wait for `peer`. If `peer` equals `rank`, it waits for no
+  // particular rank. `overdue` means that the wait will soon time out. The rank writes the note,
+  // and removes it when the wait ends. Each thread passes its last note as `before` to the next
+  // call and to ForgetAwaited. In the first call, `before` is 0. If several threads wait, the
+  // latest note remains, except that another thread's note doesn't replace an overdue note. A wait
+  // may stop being overdue (`Deadline::CountFrom`).
   uint32_t NoteAwaited(uint32_t rank, uint32_t peer, bool overdue, uint32_t before) const {
     std::atomic<uint32_t>& word = segment_->status(rank).awaits;
     const uint32_t own = (peer + 1) | (overdue ? kOverdue : 0), found = word.load(std::memory_order_relaxed);
@@ -94,8 +99,8 @@ class SegmentControlBlock final : public ControlBlock {
     bool overdue;
   };
   std::optional<Awaited> AwaitedBy(uint32_t rank) const;
-  // Sets whether the launcher is about to end `rank`. Until the launcher ends it or resets this, the other ranks don't
-  // give up.
+  // Sets whether the launcher is about to end `rank`. Until the launcher ends the rank or resets
+  // this value, the other ranks don't give up.
   void SetEnding(uint32_t rank, bool ending) {
     segment_->status(rank).is_ending.store(ending ? 1 : 0, std::memory_order_release);
   }
@@ -110,11 +115,14 @@ class SegmentControlBlock final : public ControlBlock {
     const Header& words = header();
     return std::count(words.failure_order, words.failure_order + num_failed(), static_cast<uint16_t>(rank)) > 0;
   }
-  // Whether a rank has failed without which the members can't continue. Such ranks are in state kLost.
+  // Returns true if a rank has failed without which the members can't continue. Such a rank is in
+  // state kLost.
   bool AnyLost() const { return header().lost.load(std::memory_order_acquire) != 0; }
-  // Whether `rank` is such a rank. Returns false during MarkLost, while this isn't decided yet.
+  // Returns true if `rank` has failed and the members can't continue without it. Returns false
+  // during MarkLost, while this isn't decided yet.
   bool EndedForAll(uint32_t rank) const;
-  // Returns the error of the lowest living rank that has given up for all, if there is one.
+  // Returns the error of the lowest running rank that has given up for all ranks, or none if there
+  // is no such rank.
   std::optional<Error> GaveUpForAll() const;
 
  private:

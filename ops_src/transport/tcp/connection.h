@@ -19,20 +19,21 @@
 
 namespace kungfu::tcp {
 
-// A message that is posted at this host. Until `done` is set, all fields except `done` are guarded by the mesh's mutex.
-// Afterwards the fields are constant, and the mesh doesn't refer to the message or its memory.
+// A message that this host has posted. Until `done` is set, the mesh's mutex guards all fields
+// except `done`. After that the fields are constant, and the mesh doesn't refer to the message or
+// its memory any more.
 struct Transfer {
   Transfer(uint32_t its_host, const Tag& its_tag, const char* from_there, char* to_there, size_t bytes, int eventfd)
       : host(its_host), tag(its_tag), from(from_there), to(to_there), total(bytes), tells(eventfd) {}
 
   const uint32_t host;
   const Tag tag;
-  const char* const from;  // for a Send
-  char* const to;          // for a Receive
+  const char* const from;  // set for a Send
+  char* const to;          // set for a Receive
   const size_t total;
-  const int tells;   // an eventfd of the caller that is written when the message ends; -1: none
-  size_t begun = 0;  // bytes in frames that have begun
-  size_t moved = 0;  // bytes that the kernel has accepted, or that have arrived
+  const int tells;   // an eventfd of the caller, written when the message ends; -1 for none
+  size_t begun = 0;  // number of bytes in frames that have begun
+  size_t moved = 0;  // number of bytes that the kernel has accepted, or that have arrived
   kf_status status = KF_OK;
   std::string error;
   shm::Counter done{};
@@ -45,22 +46,22 @@ struct Transfer {
     static_cast<void>(done.Advance(1));  // this counter is never fenced
     if (tells >= 0) {
       const uint64_t one = 1;
-      // a full eventfd wakes its reader in any case
+      // A full eventfd wakes its reader in any case, so a failed write does no harm.
       [[maybe_unused]] const auto written = write(tells, &one, sizeof one);
     }
   }
 };
 using TransferPtr = std::shared_ptr<Transfer>;
 
-// The data that is being written: frame headers. The last header may have a payload, which is in the memory of
-// `source`.
+// The data that is being written: frame headers and at most one payload. The payload belongs to the
+// last header, and is in the memory of `source`.
 struct Outgoing {
   static constexpr size_t kMostHeads = 16;
 
   bool Idle() const { return heads.empty() && rest.empty(); }
   size_t Bytes() const { return rest.empty() ? heads.size() * sizeof(FrameHeader) + payload_bytes : rest.size(); }
 
-  // Returns the data that is still to be written, in at most two parts.
+  // Returns the data that is still to be written, as at most two parts.
   size_t Parts(iovec* parts) {
     char* const first = rest.empty() ? reinterpret_cast<char*>(heads.data()) : rest.data();
     const size_t first_bytes = rest.empty() ? heads.size() * sizeof(FrameHeader) : rest.size();
@@ -73,9 +74,9 @@ struct Outgoing {
     return n;
   }
 
-  // Copies all data to `rest`, so that the caller gets its memory back. A frame that has begun must be completed,
-  // because its header states its length. It must have the original bytes: the receiver may not know yet that the
-  // message is void.
+  // Copies all remaining data to `rest`, so that the caller gets its memory back. A frame that has
+  // begun must be completed with the original bytes. Its header states its length, and the receiver
+  // may not know yet that the message is void.
   void Detach() {
     if (!rest.empty() || heads.empty()) return;
     const size_t head_bytes = heads.size() * sizeof(FrameHeader);
@@ -100,12 +101,12 @@ struct Outgoing {
   const char* payload = nullptr;
   size_t payload_bytes = 0;
   std::vector<char> rest;  // a copy of all data, used instead of the fields above
-  size_t written = 0;      // number of written bytes, of Bytes()
+  size_t written = 0;      // number of bytes that have been written, out of Bytes()
 };
 
-// The data that is being read: first a header, then its payload. A payload is read directly into its destination.
-// Further bytes of the same call go to `ahead`. So a frame with a small payload needs at most one call, and one call
-// may read many such frames.
+// The data that is being read: first a header, then its payload. A payload is read directly into
+// its destination. If the same call reads more bytes, these go to `ahead`. So a frame with a small
+// payload needs at most one call, and one call may read many such frames.
 struct Incoming {
   static constexpr size_t kAhead = 4 << 10;
 
@@ -119,13 +120,13 @@ struct Incoming {
   }
 
   char ahead[kAhead];
-  size_t begin = 0, end = 0;  // the part of `ahead` that is read and not parsed yet
-  FrameHeader header;         // of the payload that is being read, or of the frame that is held back
-  bool held = false;          // the frame's epoch hasn't begun here; nothing is read until it begins
+  size_t begin = 0, end = 0;  // the range of `ahead` that has been read but not parsed yet
+  FrameHeader header;         // header of the payload that is being read, or of the frame that is held back
+  bool held = false;          // the frame's epoch hasn't begun on this host, so nothing is read until it begins
   bool in_payload = false;
-  size_t left = 0;       // remaining bytes of the payload
-  char* to = nullptr;    // the destination of the payload's next byte; null: the payload is dropped
-  TransferPtr target;    // the owner of that memory
+  size_t left = 0;       // number of remaining bytes of the payload
+  char* to = nullptr;    // the destination of the payload's next byte; null if the payload is dropped
+  TransferPtr target;    // the message that owns the memory at `to`
   bool keeping = false;  // the payload goes into `kept`
   std::vector<char> kept;
 };
@@ -151,11 +152,11 @@ struct Connection {
 
   int fd;
   const uint32_t host;
-  const std::shared_ptr<TlsEnd> tls;  // null: the connection doesn't use TLS
-  bool blocked = false;               // the kernel's buffer is full until epoll reports otherwise
-  bool hung_up = false;               // the other side has closed it, and earlier frames are held back
+  const std::shared_ptr<TlsEnd> tls;  // null if the connection doesn't use TLS
+  bool blocked = false;               // the kernel's buffer is full until epoll reports that it isn't
+  bool hung_up = false;               // the other side has closed the connection, but earlier frames are held back
   uint32_t events = 0;                // the events that epoll waits for
-  uint64_t acknowledged = 0;          // acknowledged bytes when the rate was last measured
+  uint64_t acknowledged = 0;          // number of acknowledged bytes when the rate was last measured
   Outgoing out;
   Incoming in;
 };

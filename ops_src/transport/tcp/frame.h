@@ -1,5 +1,5 @@
-// The format of a connection between two hosts: frames. A frame is a header of fixed size, and a payload after it if
-// the header says so.
+// The format of a connection between two hosts: a sequence of frames. A frame is a header of fixed
+// size. If the header says so, a payload follows.
 #ifndef KUNGFU_TRANSPORT_TCP_FRAME_H_
 #define KUNGFU_TRANSPORT_TCP_FRAME_H_
 
@@ -11,10 +11,11 @@
 
 namespace kungfu::tcp {
 
-// Identifies a message. `name` is the hash of the operation's name. `number` is the operation's sequence number under
-// that name (40 bits), then the message's number in the operation (24 bits: enough for 4 TiB in pieces of 256 KiB). If
-// two names have the same hash, their messages are confused. With a million names, this happens in one of 30 million
-// jobs.
+// Identifies a message. `name` is the hash of the operation's name. `number` consists of the
+// operation's sequence number among operations with that name (40 bits), followed by the message's
+// number in the operation (24 bits, which is enough for 4 TiB in pieces of 256 KiB). If two names
+// have the same hash, their messages are confused. With a million names, this happens in one of 30
+// million jobs.
 struct Tag {
   static constexpr int kStepBits = 24;
 
@@ -32,13 +33,13 @@ struct TagHash {
 };
 
 enum class FrameKind : uint32_t {
-  kData = 1,   // `length` bytes of the message, from `offset` on
-  kReady = 2,  // the receiver has posted a Receive for `total` bytes: send the message
-  kOffer = 3,  // the message is small, but there is no credit to send it unasked: reply with kReady
-  kTaken = 4,  // carries nothing but `taken`
+  kData = 1,   // `length` bytes of the message, beginning at `offset`
+  kReady = 2,  // the receiver has posted a Receive for `total` bytes, so the message can be sent
+  kOffer = 3,  // the message is small, but there is no credit to send it unasked; the receiver must reply with kReady
+  kTaken = 4,  // the frame carries only the value of `taken`
 };
 
-// All numbers are little-endian, as they are in this machine's memory.
+// All numbers are little-endian, like the numbers in this machine's memory.
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 struct FrameHeader {
   static constexpr uint32_t kMagic = 0x3254464b;  // "KFT2"; the last character is the version of the format
@@ -48,24 +49,27 @@ struct FrameHeader {
   uint64_t epoch = 0;
   Tag tag;
   uint64_t offset = 0;
-  uint64_t total = 0;   // bytes of the whole message
-  uint64_t taken = 0;   // bytes of unasked messages taken from the other side in this epoch: see kUnaskedCredit
-  uint32_t length = 0;  // bytes of the payload
+  uint64_t total = 0;   // number of bytes in the whole message
+  uint64_t taken = 0;   // number of bytes of unasked messages that were taken from the other side in this epoch: see
+                        // kUnaskedCredit
+  uint32_t length = 0;  // number of bytes in the payload
   uint32_t reserved = 0;
 };
 static_assert(sizeof(FrameHeader) == 64);
 
-// Messages of at most this size are sent unasked, and kept at the receiver until their Receive is posted.
+// Messages of at most this size are sent unasked, that is, before the receiver has requested them.
+// The receiver keeps such a message until the message's Receive is posted.
 inline constexpr size_t kUnaskedBytes = 32 << 10;
-// The maximum payload of a frame. If a message is divided among several connections, each connection accepts this much
-// at a time. A small message that becomes ready meanwhile waits for one such frame at most.
+// The maximum payload of a frame. If a message is divided among several connections, each
+// connection accepts this many bytes at a time. A small message that becomes ready meanwhile waits
+// for at most one such frame.
 inline constexpr size_t kFrameBytes = 256 << 10;
-// The maximum size of the unasked messages from one host to another that are being sent or kept. Each message is
-// charged its size and a fixed amount for its record.
+// The maximum size of all unasked messages from one host to another that are being sent or kept.
+// Each message counts with its size and a fixed amount for its record.
 inline constexpr size_t kUnaskedCredit = 4 << 20;
 inline constexpr size_t UnaskedCharge(size_t bytes) { return bytes + 256; }
-// The maximum number of a host's requested or offered messages that no thread has posted here yet. Each needs some
-// hundred bytes.
+// The maximum number of messages that another host has requested or offered, but that no thread on
+// this host has posted yet. Each of them needs some hundred bytes of memory.
 inline constexpr size_t kMostEarly = 1 << 16;
 
 }  // namespace kungfu::tcp

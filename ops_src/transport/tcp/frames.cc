@@ -1,27 +1,28 @@
-// Frames: how a frame is composed, and how a received frame is handled.
+// Frames: how this host composes a frame, and how it handles a received frame.
 //
 // 1. Epochs. A host raises its epoch once for all its connections. Everything that it writes to a
-// connection afterwards belongs to the new epoch, except the rest of a frame that had begun. So on
-// one connection epochs never decrease:
-// - A frame of an older epoch than this host's is read and dropped, because its content is void.
+// connection after that belongs to the new epoch, except the rest of a frame that had already
+// begun. So on one connection epochs never decrease:
+// - If a frame belongs to an older epoch than this host's epoch, it is read and dropped, because
+//   its content is void.
 // - After a frame of a newer epoch, the connection has no more data for this host's current epoch.
-//   The connection isn't read any further until this host is in the newer epoch too. Its other
-//   connections are read, because they may still have data for the current epoch.
+//   The connection isn't read any further until this host is in the newer epoch too. This host
+//   still reads its other connections, because they may have data for the current epoch.
 // Test: Mesh.AfterCancelNoBufferIsTouchedAndNoOldMessageArrives
 //
-// If a sender closes a connection that is held back, this host detects the close when the last
-// bytes fit into its buffers. At the latest, it detects the close in the new epoch: any other host
+// If a sender closes a connection that is held back, this host detects this when the last bytes fit
+// into its buffers. At the latest, it detects the close in the new epoch, because any other host
 // that has detected it leads all hosts to a new epoch. A host that stays in an old epoch does so on
 // all its connections. Its own waits end by Cancel, by a loss, or by their deadlines.
 //
 // 2. Lengths. Each frame states the length of the whole message. This host compares it with the
 // length of the posted message before it writes any byte. `begun` grows with every frame of the
-// message, and never exceeds its length. So no frame is written past the end, and the message is
-// complete when all its bytes have arrived. (Two frames might cover the same bytes and leave out
-// others. Only a sender with wrong data does this, and it could send wrong data anyway.) A message
-// that isn't posted must be small and within the credit. Both sides compute the credit in the same
-// way: the bytes of the message and a fixed amount for its record. A sender that exceeds the credit
-// is lost.
+// message, and never exceeds the message's length. So no frame is written past the end, and the
+// message is complete when all its bytes have arrived. (Two frames might cover the same bytes and
+// leave out other bytes. Only a sender with wrong data does this, and it could send wrong data in
+// any case.) A message that isn't posted must be small and within the credit. Both sides compute
+// the credit in the same way: the bytes of the message plus a fixed amount for its record. A sender
+// that exceeds the credit is lost.
 // Test: Mesh.UnreceivedSmallMessagesAreBoundedAndDelayNoOther
 // Test: MeshLoss.AHostThatEndsAtAnyByteIsNamedAndTheOthersGoOn
 #include <algorithm>
@@ -34,7 +35,8 @@
 namespace kungfu::tcp {
 namespace {
 
-// Maximum number of calls for one connection before the other connections are served.
+// The maximum number of consecutive calls for one connection before the other connections are
+// served.
 constexpr int kTurns = 4;
 
 [[noreturn]] void Refuse(const std::string& what) { throw Error(KF_PEER_LOST, what); }
@@ -62,8 +64,8 @@ void CheckTotal(uint64_t total, uint64_t expected) {
 
 // ---- out
 
-// Makes a system call that may use a caller's memory, without the mutex; see Quiet. Its arguments must have been
-// computed after the wait for `released_`.
+// Makes a system call that may use a caller's memory, without holding the mutex (see Quiet). The
+// arguments of the system call must have been computed after the wait for `released_`.
 template <typename Call>
 SocketResult Mesh::Unlocked(Lock& lock, const Call& call) {
   busy_ = true;
@@ -75,7 +77,7 @@ SocketResult Mesh::Unlocked(Lock& lock, const Call& call) {
   return result;
 }
 
-// Returns whether there is more to write at once.
+// Returns true if there is more to write at once.
 bool Mesh::Write(Lock& lock, Connection& connection) {
   for (int turn = 0; turn < kTurns; turn++) {
     released_.wait(lock, [&] { return holds_ == 0; });
@@ -84,7 +86,7 @@ bool Mesh::Write(Lock& lock, Connection& connection) {
     iovec parts[2];
     const size_t n = connection.out.Parts(parts);
     const SocketResult result = Unlocked(lock, [&] { return connection.Write(parts, n); });
-    // The read side detects a close, because there may still be data to read.
+    // A close is detected when reading, because there may still be data to read.
     const bool ended = result.moved == Moved::kError && (result.error == EPIPE || result.error == ECONNRESET);
     if (result.moved == Moved::kError && !ended) Refuse(Text("can't write to it: ", std::strerror(result.error)));
     HaveWritten(connection, result.bytes);
@@ -92,8 +94,8 @@ bool Mesh::Write(Lock& lock, Connection& connection) {
   return !connection.blocked;
 }
 
-// Writes once, on a caller's thread that holds the mutex. The connection must be idle, so that the I/O thread isn't
-// writing to it. The I/O thread handles an error later.
+// Writes once, on a caller's thread that holds the mutex. The connection must be idle, so that the
+// I/O thread isn't writing to it. If there is an error, the I/O thread handles it later.
 void Mesh::WriteHere(Connection& connection) {
   if (!Compose(connection)) return;
   iovec parts[2];
@@ -101,8 +103,9 @@ void Mesh::WriteHere(Connection& connection) {
   HaveWritten(connection, connection.Write(parts, n).bytes);
 }
 
-// Chooses the data to write next: all waiting frames without a payload, and one frame with a payload. Small messages
-// come first. The credit limits their amount, so other messages also get their turn.
+// Chooses the data to write next: all waiting frames without a payload, and one frame with a
+// payload. Small messages come first. The credit limits their amount, so other messages also get
+// their turn.
 bool Mesh::Compose(Connection& connection) {
   Host& host = hosts_[connection.host];
   Outgoing& out = connection.out;
@@ -161,7 +164,7 @@ void Mesh::Read(Lock& lock, Connection& connection) {
     if (!connection.IsOpen() || in.held) return;
     iovec parts[2];
     size_t n = 0, asked = 0, direct = 0;
-    if (in.in_payload) {  // then `ahead` is empty
+    if (in.in_payload) {  // `ahead` is empty in this case
       direct = in.to != nullptr ? in.left : std::min(in.left, sink_.size());
       parts[n++] = {in.to != nullptr ? in.to : sink_.data(), direct};
       asked = direct;
@@ -260,7 +263,7 @@ void Mesh::BeginData(Host& host, Incoming& in) {
   const FrameHeader& header = in.header;
   const auto [at, unposted] = host.inbound.try_emplace(header.tag);
   Inbound& inbound = at->second;
-  if (!inbound.asked) {  // then the message must be one frame, and it is charged
+  if (!inbound.asked) {  // the message must be a single frame, and counts against the credit
     if (header.length != header.total || header.total > kUnaskedBytes) {
       Refuse(Text("it sent a message of ", header.total, " bytes that was not requested"));
     }
@@ -301,7 +304,7 @@ void Mesh::Finish(Host& host, Incoming& in) {
   } else if (in.keeping) {
     const auto at = host.inbound.find(in.header.tag);
     Inbound& inbound = at->second;
-    if (inbound.state == Inbound::State::kGone) {  // the message was posted meanwhile, and withdrawn
+    if (inbound.state == Inbound::State::kGone) {  // the message has been posted and withdrawn since
       Take(host, inbound.total);
     } else if (inbound.posted == nullptr) {
       inbound.state = Inbound::State::kKept;

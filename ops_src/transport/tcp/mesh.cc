@@ -1,28 +1,30 @@
-// The callers' side of the mesh: messages are posted, awaited, withdrawn and cancelled.
+// The mesh's functions for callers: they post, await, withdraw and cancel messages.
 //
-// 1. Memory. Only two threads use a caller's memory: the I/O thread in a system call, for which it
-// releases the mutex and sets `busy_`, and the thread that holds the mutex. A thread that returns
-// memory to its caller takes the mutex, waits until the I/O thread isn't busy, and keeps it out of
-// further calls (Quiet). Then no other thread uses the memory. The thread removes the message from
-// all tables, from the data being written (Outgoing::Detach copies what a begun frame still needs),
-// and from the data being read (Incoming::Detach drops the rest). After that nothing refers to the
-// memory. All these system calls are non-blocking, so the wait takes at most one copy of 256 KiB. A
-// message that ends normally is removed from all tables before its ticket reports the end.
+// 1. Memory. Only two threads use a caller's memory: the thread that holds the mutex, and the I/O
+// thread during a system call. For such a call, the I/O thread releases the mutex and sets `busy_`.
+// A thread that returns memory to its caller takes the mutex, waits until the I/O thread isn't
+// busy, and keeps it out of further calls (Quiet). Then no other thread uses the memory. The thread
+// removes the message from all tables, from the data being written (Outgoing::Detach copies what a
+// frame that has begun still needs), and from the data being read (Incoming::Detach drops the
+// rest). After that nothing refers to the memory. All these system calls are non-blocking, so the
+// wait takes at most one copy of 256 KiB. A message that ends normally is removed from all tables
+// before its ticket reports the end.
 // Test: Mesh.AWithdrawnMessagesMemoryIsFree
 // Test: Mesh.AfterCancelNoBufferIsTouchedAndNoOldMessageArrives
 //
 // 2. No circular wait. Every connection is read at all times, whatever the callers do. The only
 // exception is a connection whose next frame belongs to a later epoch (see frames.cc). So a sender
 // waits for the kernel's buffers only as long as the network needs. There is always memory for
-// received data: a posted message has its own memory, and an unasked message has its share of the
+// received data: a posted message has its own memory, and an unasked message is covered by the
 // credit. If a sender has no credit, it offers the message instead. The message is then sent when
 // its Receive is posted, like a large message. So a message waits only for its own Receive.
 // Test: Mesh.MessagesOfManyThreadsMeetInAnyOrder
 // Test: Mesh.LateReceiverDelaysNoOther
 //
-// 3. Loss of a host. Tickets are ended under the mutex, and the mesh records that the host is lost.
-// So each ticket either was in a table when the host was lost, or was created afterwards and found
-// the host lost. The connections are closed, and nothing more is read from the host.
+// 3. Loss of a host. When a host is lost, the mesh ends the host's tickets and records the loss
+// under the mutex. So each ticket either was in a table when the host was lost, or was created
+// afterwards and found the host lost. The connections are closed, and nothing more is read from the
+// host.
 // Test: MeshLoss.AHostThatEndsAtAnyByteIsNamedAndTheOthersGoOn
 #include "transport/tcp/mesh.h"
 
@@ -41,14 +43,15 @@
 namespace kungfu::tcp {
 namespace {
 
-// How often a waiting thread checks whether its wait can still succeed.
+// The interval at which a waiting thread checks whether its wait can still succeed.
 constexpr auto kSlice = std::chrono::milliseconds(20);
 static_assert(kSlice <= RunTime::kLongestSlice);
 constexpr size_t kSinkBytes = 64 << 10;
 
 }  // namespace
 
-// While this object lives, the I/O thread doesn't read or write callers' memory. The caller holds the mutex.
+// While this object lives, the I/O thread neither reads nor writes callers' memory. The caller must
+// hold the mutex.
 class Mesh::Quiet {
  public:
   Quiet(Mesh& mesh, Lock& lock) : mesh_(mesh) {
@@ -108,7 +111,7 @@ Mesh::Mesh(uint32_t self, uint64_t epoch, std::vector<HostEnds> hosts, MeshOptio
 
 Mesh::~Mesh() {
   if (process_.IsCopy()) {
-    thread_.detach();  // the thread isn't in this process
+    thread_.detach();  // the thread doesn't exist in this process
   } else {
     {
       Lock lock(mutex_);
@@ -153,7 +156,8 @@ Mesh::Ticket Mesh::Send(uint64_t epoch, uint32_t to, const Tag& tag, const void*
   }
   host.sent += UnaskedCharge(bytes);
   host.small.push_back(std::move(transfer));
-  // Write on this thread if a connection is free. A change of threads would take most of the time of a small message.
+  // Write on this thread if a connection is free, because a change of threads would take most of a
+  // small message's time.
   for (auto& connection : host.connections) {
     if (connection->IsOpen() && !connection->blocked && connection->out.Idle() && !host.small.empty()) {
       WriteHere(*connection);
@@ -166,7 +170,7 @@ Mesh::Ticket Mesh::Send(uint64_t epoch, uint32_t to, const Tag& tag, const void*
 
 Mesh::Ticket Mesh::Receive(uint64_t epoch, uint32_t from, const Tag& tag, void* data, size_t bytes, int tells) {
   process_.Refuse("receive from other hosts");
-  Ticket ticket;  // before the lock, as in Send
+  Ticket ticket;  // declared before the lock, as in Send
   Lock lock(mutex_);
   TransferPtr transfer = NewTransfer(epoch, from, tag, nullptr, static_cast<char*>(data), bytes, tells);
   ticket = Ticket(this, transfer);
@@ -218,7 +222,8 @@ void Mesh::Check(uint64_t epoch, uint32_t host) const {
     throw Error(KF_INVALID, Text("the message has epoch ", epoch, ", but the mesh is in epoch ", epoch_));
 }
 
-// Returns a new transfer. If its epoch is over or the host is lost, the transfer has already ended with that error.
+// Returns a new transfer. If the epoch is over or the host is lost, the transfer has already ended
+// with the corresponding error.
 TransferPtr Mesh::NewTransfer(uint64_t epoch, uint32_t host, const Tag& tag, const char* from, char* to, size_t bytes,
                               int tells) {
   Check(epoch, host);
@@ -257,7 +262,7 @@ void Mesh::Withdraw(Transfer& transfer) noexcept {
   Host& host = hosts_[transfer.host];
   const auto is_it = [&](const TransferPtr& other) { return other.get() == &transfer; };
   if (const auto found = std::find_if(host.small.begin(), host.small.end(), is_it); found != host.small.end()) {
-    // None of the message has been sent, so the other side will never report it as taken.
+    // Nothing of the message has been sent, so the other side will never report it as taken.
     host.sent -= UnaskedCharge(transfer.total);
     host.small.erase(found);
   }
@@ -270,8 +275,8 @@ void Mesh::Withdraw(Transfer& transfer) noexcept {
     host.outbound.erase(sent);
   }
   if (const auto found = host.inbound.find(transfer.tag); found != host.inbound.end() && is_it(found->second.posted)) {
-    // The sender may have been asked to send the message, or may send it unasked. So the message is expected, and is
-    // dropped.
+    // The sender may have been asked to send the message, or may send it unasked. So the message is
+    // still expected, and will be dropped.
     found->second.state = Inbound::State::kGone;
     found->second.posted = nullptr;
   }
@@ -333,7 +338,8 @@ void Mesh::EndAll(Host& host, kf_status status, const std::string& text) {
     all.push_back(out.source);
     all.push_back(connection->in.target);
     connection->in.Detach();
-    // A frame that hasn't begun isn't needed any more. The rest of a begun frame must always be written.
+    // A frame that hasn't begun isn't needed any more. The rest of a frame that has begun must
+    // always be written.
     if (out.written == 0 && out.rest.empty()) {
       out.Clear();
     } else {
@@ -356,7 +362,7 @@ void Mesh::Lose(Host& host, const std::string& why) {
   if (!host.lost.empty()) return;
   host.lost = Text("host ", host.name, " is lost: ", why);
   host.ending.reset();
-  for (auto& connection : host.connections) connection->Close();  // this also removes it from epoll
+  for (auto& connection : host.connections) connection->Close();  // closing also removes the connection from epoll
   EndAll(host, KF_PEER_LOST, host.lost);
 }
 
@@ -382,8 +388,9 @@ void Mesh::Ask(Host& host, Inbound& inbound) {
   Control(host, FrameKind::kReady, inbound.posted->tag, inbound.total);
 }
 
-// Gives the credit of an unasked message of `bytes` bytes back to its sender. Every frame to the sender reports this
-// credit. A separate frame is sent only if a quarter of the credit is unreported.
+// Returns to the sender the credit for an unasked message of `bytes` bytes. Every frame to the
+// sender reports this credit. A separate frame is sent only if a quarter of the credit is
+// unreported.
 void Mesh::Take(Host& host, size_t bytes) {
   host.taken += UnaskedCharge(bytes);
   if (host.taken - host.told < kUnaskedCredit / 4) return;

@@ -24,40 +24,45 @@
 namespace kungfu::tcp {
 
 struct MeshOptions {
-  std::chrono::milliseconds timeout{600000};  // time limit of a Wait
+  std::chrono::milliseconds timeout{600000};  // time limit of a call of Wait
 };
 
-// The connections to one host.
+// The connections to one other host.
 struct HostEnds {
-  std::string name;              // for messages
-  std::vector<int> connections;  // connected and authenticated; the mesh owns them, even if its constructor throws
-  std::map<int, std::shared_ptr<TlsEnd>> tls = {};  // by descriptor; other connections don't use TLS
+  std::string name;              // the host's name in messages
+  std::vector<int> connections;  // they are connected and authenticated; the mesh owns them, even if its constructor
+                                 // throws
+  std::map<int, std::shared_ptr<TlsEnd>> tls = {};  // by descriptor; a connection that isn't in this map doesn't use
+                                                    // TLS
 };
 
-// The connections of one host to all other hosts, for one cluster version. An *epoch* is a number that grows whenever
-// all current messages become void, for example after a failure. All hosts go through the same epochs, each at its own
-// time.
+// The connections of one host to all other hosts, for one cluster version. An *epoch* is a number
+// that grows whenever all current messages become void, for example after a failure. All hosts go
+// through the same epochs, but each host at its own time.
 //
-// A message is sent to a host under a tag, which must be unique in that direction and epoch. It is received into memory
-// of the same size. A small message (kUnaskedBytes) may be sent before its Receive is posted. A larger message is sent
-// after its Receive is posted. Messages can overtake each other: a message waits only for its own Receive.
+// A message is sent to a host with a tag, which must be unique in that direction and epoch. It is
+// received into memory of the same size. A small message (kUnaskedBytes) may be sent before its
+// Receive is posted. A larger message is sent after its Receive is posted. Messages can overtake
+// each other, because a message waits only for its own Receive.
 //
-// Thread-safe. One thread of the mesh serves all sockets, but the sending thread itself writes the first bytes of a
-// small message. The mesh guarantees the following; mesh.cc and frames.cc explain why:
+// Thread-safe. One thread of the mesh serves all sockets, but the sending thread itself writes the
+// first bytes of a small message. The mesh guarantees the following (mesh.cc and frames.cc explain
+// why):
 //  - When a ticket is destroyed or has ended, no thread uses the memory that was passed for it. A ticket has ended if
 //    Wait has returned or has thrown anything except CollectiveTimeoutError or Interrupted.
 //  - If a connection ends, has an error, or carries an invalid frame, its host is lost. All current and later tickets
 //    of this host fail with PeerLostError, which names the host and the reason. Tickets of other hosts continue.
-//  - After Cancel, no thread uses the memory of a message that was posted before. What other hosts sent before they
-//    came to the new epoch is dropped.
-//  - The memory that another host can make this host keep is limited: kUnaskedCredit bytes, and kMostEarly requested
-//    messages.
+//  - After Cancel, no thread uses the memory of a message that was posted before. Data that other hosts sent before
+//    they reached the new epoch is dropped.
+//  - Another host can make this host keep only a limited amount of memory: kUnaskedCredit bytes, and kMostEarly
+//    requested messages.
 //  - No wait depends on whether another message is received.
 class Mesh {
  public:
-  // A message that is being sent or received. If a ticket is destroyed before its end, its message is withdrawn. The
-  // caller gets the memory back. The other side's ticket waits until its deadline, a loss or a new epoch. A ticket may
-  // also be destroyed after its mesh.
+  // A message that is being sent or received. If a ticket is destroyed before the message has
+  // ended, the message is withdrawn, and the caller gets the memory back. The other side's ticket
+  // then waits until its deadline, a loss or a new epoch. A ticket may also be destroyed after its
+  // mesh.
   class Ticket {
    public:
     Ticket() = default;
@@ -69,7 +74,8 @@ class Mesh {
       return *this;
     }
     ~Ticket() { Drop(); }
-    // Whether the message has ended, with or without an error. Then Wait returns or throws at once.
+    // Returns true if the message has ended, with or without an error. In this case Wait returns or
+    // throws at once.
     bool IsDone() const { return transfer_ == nullptr || transfer_->IsDone(); }
 
    private:
@@ -80,7 +86,7 @@ class Mesh {
       transfer_ = nullptr;
     }
 
-    Mesh* mesh_ = nullptr;  // outlives the message, but maybe not the ticket
+    Mesh* mesh_ = nullptr;  // the mesh outlives the message, but maybe not the ticket
     TransferPtr transfer_;
   };
 
@@ -88,12 +94,12 @@ class Mesh {
     uint64_t sent = 0, received = 0;
   };
 
-  // `hosts` must be the same at all hosts, except that the entry of `self` has no connections. All other entries have 1
-  // to kMostConnections.
+  // `hosts` must be the same on all hosts, except that the entry for `self` has no connections. All
+  // other entries have 1 to kMostConnections connections.
   Mesh(uint32_t self, uint64_t epoch, std::vector<HostEnds> hosts, MeshOptions options);
-  // Ends all tickets, like Cancel. During and after the call, no other call is allowed except the destruction of a
-  // ticket. The last sent data may not arrive, because the kernel drops it if this host has unread data. So hosts end
-  // only when all of them have finished.
+  // Ends all tickets, like Cancel. During and after the call, the only allowed call is the
+  // destruction of a ticket. The data that was sent last may not arrive, because the kernel drops
+  // it if this host has unread data. So a host must end its mesh only when all hosts have finished.
   ~Mesh();
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
@@ -102,61 +108,64 @@ class Mesh {
   uint32_t size() const { return static_cast<uint32_t>(hosts_.size()); }
   const std::string& name(uint32_t host) const { return hosts_[host].name; }
 
-  // Send and Receive begin a message of `epoch`, without waiting. They throw ValueError if the tag is in use, if `host`
-  // is this host, or if `epoch` hasn't begun here. If `epoch` has ended, which the caller may not know, the ticket
-  // fails with StaleClusterError. When a Send has ended, the kernel has accepted all data; the data may not have
-  // arrived.
+  // Send and Receive begin a message of `epoch`, without waiting. They throw ValueError if the tag
+  // is in use, if `host` is this host, or if `epoch` hasn't begun on this host. The caller may not
+  // know yet that `epoch` has ended. In that case, the ticket fails with StaleClusterError. When a
+  // Send has ended, the kernel has accepted all data, but the data may not have arrived.
   Ticket Send(uint64_t epoch, uint32_t host, const Tag& tag, const void* data, size_t bytes);
-  // `tells`: an eventfd that is written when the message ends, for callers that don't wait; -1: none.
+  // `tells` is an eventfd that is written when the message ends, for callers that don't wait. -1
+  // means none.
   Ticket Receive(uint64_t epoch, uint32_t host, const Tag& tag, void* data, size_t bytes, int tells = -1);
-  // Waits until the message has ended. Throws PeerLostError, StaleClusterError, CollectiveTimeoutError (after
-  // MeshOptions::timeout in this call), and what the thread's InterruptCheck throws. After a timeout or an interrupt,
-  // the ticket is still valid.
+  // Waits until the message has ended. Throws PeerLostError, StaleClusterError,
+  // CollectiveTimeoutError (if this call lasts longer than MeshOptions::timeout), and the errors
+  // that the thread's InterruptCheck throws. After a timeout or an interrupt, the ticket is still
+  // valid.
   void Wait(const Ticket& ticket) const;
 
   // Ends all tickets with StaleClusterError. The mesh continues in `epoch`, which must be later than the current one.
   void Cancel(uint64_t epoch);
 
-  // Treats the host as if a connection to it had ended: its tickets fail with PeerLostError, and nothing more is
-  // received from it.
+  // Treats the host as if a connection to it had ended. Its tickets fail with PeerLostError, and
+  // nothing more is received from it.
   void LoseHost(uint32_t host, const std::string& why);
 
-  // Returns the rate of this host's connections, as measured by the kernel. Only connections that have carried much
-  // data since the last call are measured. Their real capacity is at least the returned rate. If `is_all`, more data
-  // was waiting, so the network is the limit. The rate is 0 if it isn't known.
+  // Returns the rate of this host's connections, as the kernel has measured it. It includes only
+  // connections that have carried much data since the last call. The real capacity of these
+  // connections is at least the returned rate. If `is_all` is true, more data was waiting, so the
+  // network is the limit. The rate is 0 if it isn't known.
   struct Cable {
     uint64_t bytes_per_ms = 0;
     bool is_all = false;
   };
   Cable Measure();
 
-  // Returns the bytes sent to and received from the host since the beginning.
+  // Returns how many bytes have been sent to the host, and received from it, since the beginning.
   Bytes Counted(uint32_t host) const;
 
-  static constexpr size_t kMostConnections = 16;  // limit between two hosts
+  static constexpr size_t kMostConnections = 16;  // maximum number of connections between two hosts
 
  private:
   using Clock = std::chrono::steady_clock;
   using Lock = std::unique_lock<std::mutex>;
   class Quiet;
 
-  // This host's state of a message that it receives. Stored by tag.
+  // What this host knows about a message that it receives. Stored by tag.
   struct Inbound {
     enum class State {
-      kPosted,    // `posted` waits for the message
-      kArriving,  // arrives unasked and wasn't posted when it began; `posted` may be set since then
+      kPosted,    // `posted` is waiting for the message
+      kArriving,  // the message arrives unasked and wasn't posted when it began; `posted` may be set since then
       kKept,      // the whole message is in `kept`
-      kOffered,   // the other side waits for a READY
-      kGone,      // withdrawn; what arrives of it is dropped
+      kOffered,   // the other side is waiting for a READY
+      kGone,      // the message was withdrawn, so the rest of it is dropped when it arrives
     };
     State state = State::kPosted;
     TransferPtr posted;
     uint64_t total = 0;
-    bool asked = false;  // a READY was sent, so the message isn't charged
+    bool asked = false;  // this host has sent a READY, so the message doesn't count against the credit
     std::vector<char> kept;
   };
-  // An outgoing message that waits for the other side's READY. If `waiting` is null, the READY has arrived before the
-  // message was posted.
+  // An outgoing message that is waiting for the other side's READY. If `waiting` is null, the READY
+  // has arrived before the message was posted.
   struct Outbound {
     TransferPtr waiting;
     uint64_t total = 0;
@@ -165,24 +174,28 @@ class Mesh {
   struct Host {
     std::string name;
     std::vector<std::unique_ptr<Connection>> connections;
-    std::string lost;                         // the reason of the loss; empty: the host isn't lost
-    std::optional<Clock::time_point> ending;  // since when one of its connections has been closed
+    std::string lost;                         // the reason for the loss; empty if the host isn't lost
+    std::optional<Clock::time_point> ending;  // the time at which one of the host's connections was closed
     Bytes counted;
-    uint64_t measured = 0;  // bytes sent at the last Measure
-    // For this epoch:
+    uint64_t measured = 0;  // number of bytes that had been sent at the last Measure
+    // These members belong to the current epoch:
     std::unordered_map<Tag, Inbound, TagHash> inbound;
     std::unordered_map<Tag, Outbound, TagHash> outbound;
-    std::deque<FrameHeader> control;         // frames without a payload that wait to be sent
-    std::deque<TransferPtr> small, granted;  // messages that can be sent: unasked ones, and those with a READY
-    size_t early = 0;                        // entries above that the other side has created by kReady and kOffer
-    // Charges for unasked messages. Outgoing: `sent`, and the part that the other side has reported as taken. Incoming:
-    // `come`, the part that was taken, and the part of this that was reported.
+    std::deque<FrameHeader> control;         // frames without a payload that are waiting to be sent
+    std::deque<TransferPtr> small, granted;  // messages that can be sent: those sent unasked, and those for which a
+                                             // READY has arrived
+    size_t early = 0;                        // number of entries above that the other side has created with kReady and
+                                             // kOffer
+    // Bytes of unasked messages that count against the credit. Outgoing: `sent`, and `sent_taken`,
+    // which the other side has reported as taken. Incoming: `come` (received), `taken` (consumed by
+    // this host), and `told` (reported as taken).
     uint64_t sent = 0, sent_taken = 0, come = 0, taken = 0, told = 0;
 
     bool HasWork() const { return !control.empty() || !small.empty() || !granted.empty(); }
   };
 
-  // // ---- mesh.cc: the callers' side. If a function has no lock argument, its caller holds mutex_.
+  // ---- mesh.cc: the functions for callers. If a function has no lock argument, its caller must
+  // hold mutex_.
   void Check(uint64_t epoch, uint32_t host) const;
   TransferPtr NewTransfer(uint64_t epoch, uint32_t host, const Tag& tag, const char* from, char* to, size_t bytes,
                           int tells);
@@ -196,7 +209,7 @@ class Mesh {
 
   void WriteHere(Connection& connection);
 
-  // // ---- mesh_thread.cc: the I/O thread. It releases `lock` during system calls.
+  // ---- mesh_thread.cc: the I/O thread. It releases `lock` during system calls.
   void Serve();
   template <typename Body>
   void OrLose(Host& host, const Body& body);
@@ -208,7 +221,8 @@ class Mesh {
   void ResumeHeld();
   int LoseEnding();
 
-  // // ---- frames.cc: frames are composed and handled. These functions throw if the host must be lost.
+  // ---- frames.cc: compose and handle frames. These functions throw if the host must be declared
+  // lost.
   template <typename Call>
   SocketResult Unlocked(Lock& lock, const Call& call);
   bool Write(Lock& lock, Connection& connection);
@@ -229,17 +243,17 @@ class Mesh {
 
   mutable std::mutex mutex_;
   std::condition_variable quiet_, released_;
-  // Guarded by mutex_:
+  // `mutex_` guards these members:
   std::vector<Host> hosts_;
   uint64_t epoch_;
-  bool busy_ = false;      // the I/O thread is in a call that reads or writes a caller's memory
+  bool busy_ = false;      // the I/O thread is in a system call that reads or writes a caller's memory
   uint32_t holds_ = 0;     // number of threads that keep the I/O thread out of such calls: see Quiet
-  bool sleeping_ = false;  // the I/O thread is in epoll_wait or about to be, and must be woken for new work
+  bool sleeping_ = false;  // the I/O thread is in epoll_wait or about to be, so new work must wake it
   bool news_ = false;      // there may be work that the I/O thread hasn't seen
-  bool renewed_ = false;   // the epoch is new: frames that were held back can be handled
+  bool renewed_ = false;   // a new epoch has begun, so frames that were held back can be handled
   bool stop_ = false;
 
-  std::vector<char> sink_;  // destination of dropped payloads; used by the I/O thread
+  std::vector<char> sink_;  // destination of dropped payloads; only the I/O thread uses it
   std::thread thread_;
 };
 

@@ -1,9 +1,10 @@
-// The mesh's thread: one epoll for all connections.
+// The mesh's I/O thread, which uses one epoll for all connections.
 //
-// The thread holds the mutex except while it sleeps and in calls that move bytes. No work is missed. Another thread
-// that adds work holds the mutex and sets `news_`. If `sleeping_` is set, it also writes to the eventfd. The mesh's
-// thread sets `sleeping_` under the mutex after its last check, before it sleeps. Epoll is level-triggered, so it
-// reports data again until the thread has read it.
+// The thread holds the mutex except while it sleeps and during calls that move bytes. It misses no
+// work. Another thread that adds work holds the mutex and sets `news_`. If `sleeping_` is set, that
+// thread also writes to the eventfd. The mesh's thread sets `sleeping_` under the mutex, after its
+// last check and before it sleeps. Epoll is level-triggered, so it reports data again until the
+// thread has read the data.
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -15,20 +16,20 @@
 namespace kungfu::tcp {
 namespace {
 
-// A host that ends normally closes its connections one after another. So one connection may be closed while another
-// still has the host's last data. If a host is killed, its kernel closes all connections at once, and this wait is
-// short.
+// A host that ends normally closes its connections one after another. So one connection may be
+// closed while another one still has the host's last data. If a host is killed, its kernel closes
+// all connections at once, and this wait is short.
 constexpr auto kLinger = std::chrono::milliseconds(100);
 constexpr int kMostEvents = 64;
 
 }  // namespace
 
-// Runs `body`. If it throws, the host is lost.
+// Runs `body`. If `body` throws, declares the host lost.
 template <typename Body>
 void Mesh::OrLose(Host& host, const Body& body) {
   try {
     body();
-  } catch (const std::exception& error) {  // also if there is no memory
+  } catch (const std::exception& error) {  // includes the error that there is no memory
     Lose(host, error.what());
   }
 }
@@ -59,7 +60,7 @@ void Mesh::Serve() {
   }
 }
 
-// Returns whether there is more to write at once.
+// Returns true if there is more to write at once.
 bool Mesh::WriteAll(Lock& lock) {
   bool more = false;
   for (Host& host : hosts_) {
@@ -70,8 +71,8 @@ bool Mesh::WriteAll(Lock& lock) {
   return more;
 }
 
-// Reads data that has already left the socket, encrypted or not. Epoll can't report it. Returns whether there is more
-// to read at once.
+// Reads data that has already left the socket, encrypted or decrypted. Epoll can't report such
+// data. Returns true if there is more to read at once.
 bool Mesh::ReadMore(Lock& lock) {
   bool more = false;
   for (Host& host : hosts_) {
@@ -86,13 +87,13 @@ bool Mesh::ReadMore(Lock& lock) {
   return more;
 }
 
-// If an earlier event has closed this connection, the event is ignored.
+// Handles an event of a connection. Ignores it if an earlier event has closed the connection.
 void Mesh::HaveEvent(Lock& lock, Connection& connection, uint32_t events) {
   if (!connection.IsOpen()) return;
   const bool failed = (events & (EPOLLERR | EPOLLHUP)) != 0;
   if (connection.blocked && (failed || (events & EPOLLOUT) != 0)) {
     connection.blocked = false;
-    Listen(connection);  // WriteAll tries again, and detects a failure
+    Listen(connection);  // WriteAll tries again and detects a failure
   }
   if (!connection.in.held) {
     if (failed || (events & (EPOLLIN | EPOLLRDHUP)) != 0) Read(lock, connection);
@@ -105,7 +106,7 @@ void Mesh::HaveEvent(Lock& lock, Connection& connection, uint32_t events) {
   }
 }
 
-// Handles a connection that has ended: nothing more is received or sent on it.
+// Handles a connection that has ended. Nothing more is received or sent on it.
 void Mesh::HaveEnd(Connection& connection, const std::string& why) {
   if (connection.in.WithinFrame() || connection.out.source != nullptr) {
     throw Error(KF_PEER_LOST, why + " within a frame");
@@ -136,7 +137,7 @@ void Mesh::ResumeHeld() {
       for (auto& connection : host.connections) {
         if (!connection->IsOpen() || !connection->in.held) continue;
         connection->in.held = false;
-        connection->hung_up = false;  // if the other side has closed it, epoll reports this again
+        connection->hung_up = false;  // if the other side has closed the connection, epoll reports this again
         Begin(*connection);
         Parse(*connection);
         Listen(*connection);
@@ -145,7 +146,8 @@ void Mesh::ResumeHeld() {
   }
 }
 
-// Returns the ms until the first closing host is declared lost; -1 if no host is closing.
+// Returns the time in ms until the first closing host is declared lost, or -1 if no host is
+// closing.
 int Mesh::LoseEnding() {
   int next_ms = -1;
   for (Host& host : hosts_) {

@@ -1,6 +1,7 @@
-// Our own declarations of the functions of OpenSSL that are used, so that OpenSSL isn't needed to build. It is opened
-// only if TLS is turned on. One wheel runs with OpenSSL 1.1.1, with OpenSSL 3, and without TLS if there is no OpenSSL.
-// tests/cpp/tls_test.cc compares the declarations with OpenSSL's headers where these are installed.
+// The runtime's own declarations of the OpenSSL functions that it calls, so that the build doesn't
+// need OpenSSL. OpenSSL is opened only if TLS is turned on. One wheel runs with OpenSSL 1.1.1 and
+// OpenSSL 3. If there is no OpenSSL, it runs without TLS. If OpenSSL's headers are installed,
+// tests/cpp/tls_test.cc compares the declarations with them.
 #ifndef KUNGFU_TRANSPORT_TCP_OPENSSL_API_H_
 #define KUNGFU_TRANSPORT_TCP_OPENSSL_API_H_
 
@@ -8,7 +9,7 @@
 
 namespace kungfu::tcp::openssl {
 
-// OpenSSL's types. Only pointers to them are used here.
+// OpenSSL's types. This code uses only pointers to them.
 using Method = void;      // SSL_METHOD
 using Context = void;     // SSL_CTX
 using Session = void;     // SSL

@@ -44,7 +44,7 @@ void Prepare(int fd) {
     throw SystemError(Text("fcntl of connection ", fd));
   }
   const int one = 1;
-  // A pair of local sockets, which some tests use, doesn't have this option.
+  // Local socket pairs, which some tests use, don't have this option.
   if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) != 0 && errno != EOPNOTSUPP) {
     throw SystemError(Text("TCP_NODELAY of connection ", fd));
   }

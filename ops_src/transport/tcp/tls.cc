@@ -17,12 +17,14 @@ namespace {
 using openssl::Api;
 
 constexpr size_t kRecordBytes = 16 << 10;  // maximum payload of a TLS record
-constexpr size_t kBatchBytes = 64 << 10;   // encrypted at a time, then sent; fits into a core's cache
-constexpr size_t kMostInBytes = 64 << 10;  // received at a time, then decrypted
-// AES with 128-bit keys comes first: it is as safe for this purpose, and a third faster.
+constexpr size_t kBatchBytes = 64 << 10;   // number of bytes that are encrypted and then sent together; they fit into a
+                                           // core's cache
+constexpr size_t kMostInBytes = 64 << 10;  // number of bytes that are received and then decrypted together
+// AES with 128-bit keys comes first, because it is as safe for this purpose as the others, and a
+// third faster.
 constexpr char kCipherSuites[] = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
 
-// Opens OpenSSL at the first use. Throws if there is none.
+// Opens OpenSSL when it is first used. Throws if there is no OpenSSL.
 const Api& OpenSsl() {
   static const Api api;
   return api;
@@ -36,7 +38,7 @@ std::string LastError() {
   return text == nullptr ? "unknown error" : text;
 }
 
-// Otherwise a key with a password would stop the job at a prompt.
+// Without this callback, a key with a password would stop the job at a prompt.
 int NoPassword(char*, int, int, void*) { return -1; }
 
 bool Contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
@@ -83,9 +85,10 @@ TlsEnd::TlsEnd(std::shared_ptr<TlsContext> context, bool called, const std::stri
   }
   api.SetBioData(bio, this);
   api.SetBioInit(bio, 1);
-  api.SetBios(session_, bio, bio);  // the session owns it from now on
+  api.SetBios(session_, bio, bio);  // from now on, the session owns the BIO
   if (!name.empty()) {
-    // OpenSSL compares an address only with the certificate's addresses, and a name only with its names.
+    // OpenSSL compares an address only with the certificate's addresses, and a name only with the
+    // certificate's names.
     openssl::Parameters* const parameters = api.ParametersOf(session_);
     char address[sizeof(in6_addr)];
     const bool is_address =
@@ -102,7 +105,7 @@ TlsEnd::TlsEnd(std::shared_ptr<TlsContext> context, bool called, const std::stri
 
 TlsEnd::~TlsEnd() { OpenSsl().SessionFree(session_); }
 
-// // ---- OpenSSL's callbacks for bytes
+// ---- OpenSSL's callbacks for bytes
 
 int TlsEnd::OnRead(void* bio, char* to, int bytes) {
   const Api& api = OpenSsl();
@@ -130,7 +133,7 @@ int TlsEnd::OnWrite(void* bio, const char* from, int bytes) {
 
 long TlsEnd::OnControl(void*, int what, long, void*) { return what == openssl::kBioFlush ? 1 : 0; }
 
-// // ---- bytes in memory
+// ---- bytes in memory
 
 void TlsEnd::Put(const char* bytes, size_t count) {
   const std::lock_guard<std::mutex> guard(mutex_);
@@ -202,7 +205,7 @@ SocketResult TlsEnd::ReadSome(int fd, iovec* parts, size_t num_parts) {
       if (error == openssl::kWantRead) result = ReceiveSome(fd);
       if (result.moved == Moved::kSome) continue;
       if (got == 0) return result;
-      // Return the received bytes first. The next call reports the end or the error again.
+      // Return the received bytes first. The next call will report the end or the error again.
       has_more_ = result.moved != Moved::kNothing;
       return {Moved::kSome, got, 0};
     }
@@ -211,7 +214,7 @@ SocketResult TlsEnd::ReadSome(int fd, iovec* parts, size_t num_parts) {
   return {Moved::kSome, got, 0};
 }
 
-// // ---- functions whose callers hold the mutex
+// ---- functions whose callers hold the mutex
 
 bool TlsEnd::Encrypt(const char* from, size_t bytes) {
   const Api& api = OpenSsl();
@@ -225,8 +228,8 @@ bool TlsEnd::Encrypt(const char* from, size_t bytes) {
   return bytes == 0 || api.Write(session_, from, static_cast<int>(bytes)) == static_cast<int>(bytes);
 }
 
-// Encrypts a batch. A small part shares a record with the beginning of the next part, because each record costs an
-// extra microsecond.
+// Encrypts a batch. A small part shares a record with the beginning of the next part, because each
+// record costs an additional microsecond.
 bool TlsEnd::EncryptSome(iovec*& parts, size_t& num_parts, size_t& taken) {
   const auto take = [&](size_t count) {
     taken += count;
@@ -267,7 +270,7 @@ SocketResult TlsEnd::SendHeld(int fd) {
   return {Moved::kSome, 0, 0};
 }
 
-// Receives more. All received bytes have been decrypted.
+// Receives more data. Call it only if all received bytes have been decrypted.
 SocketResult TlsEnd::ReceiveSome(int fd) {
   in_.resize(std::max(in_.size(), kMostInBytes));
   in_begin_ = in_end_ = 0;
@@ -277,14 +280,14 @@ SocketResult TlsEnd::ReceiveSome(int fd) {
   return result;
 }
 
-// Returns a description of what the other end did wrong.
+// Returns a description of what the other end has done wrong.
 std::string TlsEnd::WhatIsWrong() const {
   const Api& api = OpenSsl();
   const long verified = api.VerifyResult(session_);
   const std::string why = LastError();
   if (Contains(why, "verify failed") && verified != 0) {
-    return Text("its certificate isn't accepted (", api.VerifyText(verified),
-                name_.empty() ? "" : "; it has to be for ", name_, ")");
+    return Text("its certificate isn't accepted (", api.VerifyText(verified), name_.empty() ? "" : "; it must be for ",
+                name_, ")");
   }
   if (Contains(why, "did not return a certificate")) return "it sent no certificate";
   if (Contains(why, "alert")) return Text("it doesn't accept this host's certificate (", why, ")");

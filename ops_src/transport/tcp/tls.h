@@ -1,22 +1,25 @@
-// TLS over the connections between hosts, with OpenSSL. If TLS is turned on, this layer is between a connection and
-// its socket.
+// TLS for the connections between hosts, with OpenSSL. If TLS is turned on, this layer is between a
+// connection and its socket.
 //
-// A connection begins as a connection between launchers (control.py). There, both ends show their certificates and
-// prove that they know the job's secret. The same TLS session is then passed to a mesh, and no second session is made.
-// So data goes only to the end that has authenticated itself.
+// A connection begins as a connection between launchers (control.py). Both launchers show their
+// certificates and prove that they know the job's secret. The same TLS session is then passed to a
+// mesh, and no second session is created. So data goes only to the end that has authenticated
+// itself.
 //
-// OpenSSL never uses a socket itself. The owner of a TlsEnd sends the outgoing bytes from memory, and adds the received
-// bytes to it. A launcher uses Put and Take for this. A mesh uses WriteSome and ReadSome, which replace the functions
-// in socket.h.
+// OpenSSL never uses a socket itself. The owner of a TlsEnd sends the outgoing bytes from memory,
+// and passes the received bytes to the TlsEnd. A launcher uses Put and Take for this. A mesh uses
+// WriteSome and ReadSome, which replace the functions in socket.h.
 //
-// Two things differ from a socket, and a mesh handles both (Connection::Holds, HasMore):
-// - bytes that WriteSome has accepted may stay here, encrypted, until the kernel has room;
-// - received bytes may stay here, and epoll doesn't know of them.
+// A TlsEnd differs from a socket in two ways, and a mesh handles both (Connection::Holds, HasMore):
+// - bytes that WriteSome has accepted may stay here, encrypted, until the kernel has space for
+//   them;
+// - received bytes may stay here, and epoll doesn't know about them.
 //
-// Only TLS 1.3 is used, so there is no renegotiation. There are no session tickets. After the handshake, only data and
-// key updates are sent. Each direction updates its own key, after a number of records that is safe for one key (RFC
-// 8446, 5.5). The end of a connection isn't signed (no close_notify). For a mesh, the end of a connection means that
-// the host is lost, unless all hosts have finished.
+// Only TLS 1.3 is used, so there is no renegotiation. There are no session tickets. After the
+// handshake, only data and key updates are sent. Each direction updates its own key after a number
+// of records that is safe for one key (RFC 8446, 5.5). The end of a connection isn't signed (no
+// close_notify). For a mesh, the end of a connection means that the host is lost, unless all hosts
+// have finished.
 #ifndef KUNGFU_TRANSPORT_TCP_TLS_H_
 #define KUNGFU_TRANSPORT_TCP_TLS_H_
 
@@ -32,11 +35,12 @@
 
 namespace kungfu::tcp {
 
-// The settings that all TLS ends of a host share: its certificate, and the CA that must have signed the other hosts'
-// certificates. Immutable.
+// The settings that all TLS ends of a host share: the host's certificate, and the CA that must have
+// signed the other hosts' certificates. Immutable.
 class TlsContext {
  public:
-  // The arguments are PEM files. Throws Error KF_MISSING if there is no OpenSSL, KF_INVALID if a file is invalid.
+  // The arguments are the paths of PEM files. Throws Error KF_MISSING if there is no OpenSSL, and
+  // KF_INVALID if a file is invalid.
   TlsContext(const std::string& certificate, const std::string& key, const std::string& ca);
   ~TlsContext();
   TlsContext(const TlsContext&) = delete;
@@ -47,13 +51,13 @@ class TlsContext {
   void* context_;
 };
 
-// One end of a connection. WriteSome and ReadSome may run in two threads at once. All other functions need a single
-// thread.
+// One end of a connection. WriteSome and ReadSome may run in two threads at once. Only one thread
+// at a time may call the other functions.
 class TlsEnd {
  public:
-  // `called`: the other end has opened the connection. `name`: the host name or address that the other end's
-  // certificate must contain; if it is empty, any certificate of the CA is accepted. `most_records`: the maximum number
-  // of records under one key.
+  // `called` is true if the other end has opened the connection. `name` is the host name or address
+  // that the other end's certificate must contain. If it is empty, any certificate of the CA is
+  // accepted. `most_records` is the maximum number of records with the same key.
   TlsEnd(std::shared_ptr<TlsContext> context, bool called, const std::string& name,
          uint64_t most_records = kMostRecords);
   ~TlsEnd();
@@ -63,26 +67,29 @@ class TlsEnd {
   // ---- by memory
   // Adds bytes that have been received.
   void Put(const char* bytes, size_t count);
-  // Continues the handshake, and returns the number of decrypted bytes, 0 if there are none yet. If the connection has
-  // failed, throws Error KF_INVALID that says what the other end did wrong.
+  // Continues the handshake, and returns the number of decrypted bytes, or 0 if there are none yet.
+  // If the connection has failed, throws Error KF_INVALID, which says what the other end has done
+  // wrong.
   size_t Read(char* to, size_t bytes);
-  // Whether both ends have shown their certificates, as far as this end knows. Nothing may be written before.
+  // Returns true if both ends have shown their certificates, as far as this end knows. Before that,
+  // nothing may be written.
   bool IsEstablished() const;
   void Write(const char* from, size_t bytes);
-  // Returns the bytes to send. Call it after each Read and Write, even after one that has thrown: the bytes tell the
-  // other end the reason.
+  // Returns the bytes that must be sent. Call it after each Read and Write, even if the call has
+  // thrown. In that case, the bytes tell the other end the reason.
   std::vector<char> Take();
 
   // ---- over a socket
   SocketResult WriteSome(int fd, iovec* parts, size_t num_parts);
   SocketResult ReadSome(int fd, iovec* parts, size_t num_parts);
-  // Whether the kernel hasn't accepted all bytes that WriteSome has accepted.
+  // Returns true if WriteSome has accepted bytes that the kernel hasn't accepted yet.
   bool Holds() const { return holds_; }
-  // Whether ReadSome may have more at once. Only for the thread that calls ReadSome.
+  // Returns true if ReadSome may have more data at once. Only the thread that calls ReadSome may
+  // call this function.
   bool HasMore() const { return has_more_; }
 
  private:
-  // AES-GCM is safe for 2^24.5 records under one key.
+  // AES-GCM is safe for 2^24.5 records with the same key.
   static constexpr uint64_t kMostRecords = uint64_t{1} << 23;
 
   static int OnRead(void* bio, char* to, int bytes);
@@ -101,14 +108,14 @@ class TlsEnd {
   const uint64_t most_records_;
   void* session_ = nullptr;
   std::atomic<bool> holds_{false};
-  bool has_more_ = true;  // the launcher that owned this end before may have received bytes
+  bool has_more_ = true;  // the launcher that owned this end before may already have received bytes
 
   mutable std::mutex mutex_;
-  // Guarded by mutex_, like the session:
-  std::vector<char> in_, out_;           // encrypted
-  size_t in_begin_ = 0, out_begin_ = 0;  // the unprocessed parts of `in_` and `out_` begin here
+  // `mutex_` guards these members and the session:
+  std::vector<char> in_, out_;           // encrypted bytes
+  size_t in_begin_ = 0, out_begin_ = 0;  // where the unprocessed parts of `in_` and `out_` begin
   size_t in_end_ = 0;
-  uint64_t records_ = 0;      // records written under the current key
+  uint64_t records_ = 0;      // number of records that were written with the current key
   std::vector<char> record_;  // a record that is composed of several parts
 };
 

@@ -122,7 +122,7 @@ class Step:
 
     def take(self, what):
         if self._over:
-            raise KungFuError("no step of shards has begun")
+            raise KungFuError("no sharded step has begun")
         if isinstance(what, int) and what not in self.missing():
             raise KungFuError(f"shard {what} isn't assigned to this rank, or was already added")
         self._taken, self._taken_at = what, self._core.world.loop.now

@@ -162,7 +162,7 @@ def test_gradients_are_reduced_in_no_other_way(one_step, where):
         loss, gradients = mean(x)
         return loss, reduced(gradients) if where == "forward_backward" else gradients
 
-    with pytest.raises((RuntimeError, ValueError), match="can't run in a step of shards, because the workers compute"):
+    with pytest.raises((RuntimeError, ValueError), match="can't run in a sharded step, because the workers compute"):
         one_step(forward_backward, reduced if where == "update" else lambda gradients: None)
 
 
@@ -177,7 +177,7 @@ def test_collectives_of_the_programs_own_are_refused_between_shards(one_step):
         comm.all_reduce(x.asnumpy(), name="mine")
         return mean(x)
 
-    with pytest.raises(ValueError, match='"mine" can\'t run in a step of shards'):
+    with pytest.raises(ValueError, match='"mine" can\'t run in a sharded step'):
         one_step(forward_backward)
 
 

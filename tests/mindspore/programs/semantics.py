@@ -174,7 +174,7 @@ def test_mismatch_between_ranks_raises_on_all_and_keeps_the_cluster_usable():
     def mismatch(*tensors):
         raises(
             RuntimeError,
-            'CollectiveMismatchError: the ranks brought different operations under the name "mistake"',
+            'CollectiveMismatchError: the ranks called different operations with the name "mistake"',
             lambda: all_reduce(tensors if len(tensors) > 1 else tensors[0]),
         )
         assert isinstance(kf.last_error(), CollectiveMismatchError)

@@ -40,8 +40,8 @@ if rank == 0:
     raises(TypeError, "out must be a NumPy array, got list", lambda: comm.all_reduce(x, out=[1, 2, 3]))
     wide = np.arange(10, dtype=np.float32)
     for part, out in ((wide[:6], wide[2:8]), (wide[2:8], wide[:6])):
-        raises(ValueError, "overlaps the input in part", lambda part=part, out=out: comm.all_reduce(part, out=out))
-        raises(ValueError, "overlaps the input in part", lambda part=part, out=out: comm.broadcast(part, out=out))
+        raises(ValueError, "partly overlaps the input", lambda part=part, out=out: comm.all_reduce(part, out=out))
+        raises(ValueError, "partly overlaps the input", lambda part=part, out=out: comm.broadcast(part, out=out))
     assert (wide == np.arange(10)).all()
     raises(ValueError, "out must be C-contiguous", lambda: comm.all_reduce(wide[:5], out=wide[::2]))
     raises(TypeError, "no dtype has number 99", lambda: _core.all_reduce("x", x, x, 0, 99))
