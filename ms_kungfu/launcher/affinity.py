@@ -9,8 +9,9 @@ import functools
 import itertools
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from ms_kungfu._processes import descendants, pin_threads
 from ms_kungfu.launcher.quota import cpu_quota, within_quota
@@ -74,8 +75,7 @@ def spread(cores: Sequence[int], workers: int, each: int) -> list[list[int]]:
     return [[cores[(begin + k) % count] for k in range(each)] for begin in first]
 
 
-@dataclass
-class Shares:
+class Shares(Struct):
     """The workers' shares of a host's cores."""
 
     cores: Sequence[int]

@@ -18,9 +18,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from ms_kungfu import _cpu_isa
 from ms_kungfu._files import lock_within, open_regular
@@ -42,8 +44,7 @@ class NotMeasuredError(Exception):
     """The convolution could not be measured."""
 
 
-@dataclass(frozen=True)
-class Times:
+class Times(Struct, frozen=True):
     """The time of a small convolution in milliseconds.
 
     `wide`: with all vector instructions of the processor. `narrow`: with at most the instructions in `NARROW`.
@@ -233,7 +234,7 @@ def _kept(file: Path) -> Times | str | None:
 def _keep(found: Times | str, file: Path) -> None:
     temporary = file.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):  # e.g. a full disk; the next job measures again
-        temporary.write_text(json.dumps({"error": found} if isinstance(found, str) else vars(found)))
+        temporary.write_text(json.dumps({"error": found} if isinstance(found, str) else asdict(found)))
         temporary.replace(file)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ms_kungfu import env
 from ms_kungfu.devices import rank_table
@@ -20,8 +21,7 @@ class DeviceListError(ValueError):
     """The user's settings for devices are inconsistent; the message is for the user."""
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """A kind of device.
 
     `variable`: the environment variable that determines which devices the vendor's libraries see. The libraries number
@@ -46,8 +46,7 @@ ASCEND = Kind("Ascend device", env.ASCEND_RT_VISIBLE_DEVICES, r"\d+", "is not a 
 _KINDS = (GPU, ASCEND)
 
 
-@dataclass(frozen=True)
-class Devices:
+class Devices(Struct, frozen=True):
     """The devices that the job may use on this host, in the order in which workers get them.
 
     If `kind` is None, there are no devices.

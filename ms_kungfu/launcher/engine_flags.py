@@ -9,8 +9,9 @@ import argparse
 import math
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from ms_kungfu._flags import FlagParser, UsageError, duration, integer
 
@@ -74,8 +75,7 @@ ENGINE_FLAGS: dict[str, dict[str, Any]] = {
 _RESOURCES = {"cpus-per-worker": ("CPU", 1.0), "gpus-per-worker": ("GPU", 0.0), "npus-per-worker": ("NPU", 0.0)}
 
 
-@dataclass(frozen=True)
-class EngineRequest:
+class EngineRequest(Struct, frozen=True):
     """A job that an engine has to run.
 
     `size`: the number of workers at the start. `least`: the minimum number of workers. `most`: the maximum number of

@@ -6,10 +6,10 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import asdict
 
 from ms_kungfu import job_events as e
 from ms_kungfu._files import read_regular

@@ -10,8 +10,9 @@ ends use an empty key, which proves nothing. Without TLS, the messages after the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Callable
+
+from msgspec import Struct
 
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu._proofs import is_proof, new_nonce, proof_of
@@ -20,8 +21,7 @@ from ms_kungfu.launcher.channel import MAX_STRANGERS_BYTES, Stream
 from ms_kungfu.launcher.wire import messages as m
 
 
-@dataclass(frozen=True)
-class Roles:
+class Roles(Struct, frozen=True):
     """The words for the roles of the two ends. `rejection`: the error message to a caller that has another secret."""
 
     caller: str

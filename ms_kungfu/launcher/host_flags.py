@@ -6,9 +6,10 @@ import argparse
 import os
 from argparse import Namespace
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
+
+from msgspec.structs import replace
 
 from ms_kungfu import env
 from ms_kungfu._flags import UsageError, integer, switch

@@ -6,9 +6,10 @@ The flags also determine how many ranks the program sees with ``--msrun`` (`ms_k
 from __future__ import annotations
 
 from argparse import ArgumentTypeError, Namespace
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from ms_kungfu._flags import UsageError, integer, switch
 from ms_kungfu.launcher import network

@@ -12,8 +12,9 @@ import contextlib
 import os
 from argparse import ArgumentTypeError
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Callable, TypeVar
+
+from msgspec import Struct
 
 from ms_kungfu import env
 from ms_kungfu._flags import UsageError
@@ -33,8 +34,7 @@ class SpareTaskError(Exception):
     """This task has nothing to do, because another task on this node runs as the node's kungfu-run."""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(Struct, frozen=True):
     """A Slurm step.
 
     `own`: the name of this node. `size`: the default number of workers. `port`: the port on which the launchers listen.

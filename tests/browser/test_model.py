@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 
 import pytest
 
 pytest.importorskip("greenlet", reason="the simulator's threads are greenlets: pip install ms-kungfu[test]")
 pytest.importorskip("mindspore", reason="MindSpore is not installed")
+
+from msgspec.structs import asdict
 
 from ms_kungfu import job_events as e
 from ms_kungfu.launcher.dashboard.report import write_report

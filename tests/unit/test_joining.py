@@ -10,6 +10,7 @@ from unittest.mock import MagicMock
 
 import msgspec
 import pytest
+from msgspec.structs import replace as replace_fields
 from test_cluster_versions import A, B, cluster, joining_worker, member, started
 from test_launcher_coordinator import AWAY, over_hosts
 
@@ -112,7 +113,7 @@ def test_a_host_that_joins_goes_by_the_flags_that_the_others_have():
          "-port-range", "4001-4100", "-peer-timeout", "5s", "-max-restarts", "7", "-cpu-isa", "avx2",
          "-dashboard", ":8000", "sh"]
     )  # fmt: skip
-    hosts = replace(
+    hosts = replace_fields(
         Hosts(parse_hosts("10.0.0.1:2,10.0.0.2:2"), "10.0.0.1"), most=5, placement="fill", ports=range(5, 9)
     )
     request, own_host = JoinRequest(URL, None, None, None, {}), Host("10.0.0.3", 4)
@@ -283,7 +284,7 @@ def asked(monkeypatch, leaders, answers, url=ETCD):
         if isinstance(last[0], Exception):
             raise last[0]
         end = last[0] if isinstance(last[0], tuple) else None
-        return LeadershipState(replace(snapshot, end=end).to_json(), 1, "" if end else last[0], 1)
+        return LeadershipState(replace_fields(snapshot, end=end).to_json(), 1, "" if end else last[0], 1)
 
     async def ask_controller(request, cluster, head, limit_s):
         calls.append(head.host)

@@ -35,6 +35,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable
 
+from msgspec import Struct
+
 from ms_kungfu._files import open_regular
 from ms_kungfu.launcher.agent.screen import Screen
 from ms_kungfu.launcher.state.last_lines import LastLines
@@ -77,8 +79,7 @@ class LineSplitter:
         return rest
 
 
-@dataclass
-class _Rank:
+class _Rank(Struct):
     """The rank of a worker.
 
     `now`: the present rank; None if the worker isn't in the cluster. `last`: the last rank of a worker that has left.

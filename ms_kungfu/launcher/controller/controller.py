@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable
+
+from msgspec.structs import replace
 
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.cluster_store import ClusterStore

@@ -10,8 +10,10 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Callable
+
+from msgspec.structs import replace
 
 from ms_kungfu.launcher.controller.agents import AgentHandle
 from ms_kungfu.launcher.controller.broker import Broker

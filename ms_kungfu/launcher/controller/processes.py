@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.controller.agents import AgentHandle
@@ -19,8 +20,7 @@ _ENDING = {WorkerState.DISMISSED, WorkerState.KILLED, WorkerState.UNKILLABLE, Wo
 _NOT_AWAITED = {WorkerState.OVERDUE, WorkerState.DISMISSED, WorkerState.UNKILLABLE}
 
 
-@dataclass
-class Process:
+class Process(Struct):
     """A worker process whose exit hasn't been reported yet."""
 
     key: int

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Callable, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import LeadershipLease
@@ -26,8 +28,7 @@ class NotMadeYet(Exception):
     """The hosts are still making the segment. When it is complete or has failed, `Broker.prepare` is called."""
 
 
-@dataclass(frozen=True)
-class _Loss:
+class _Loss(Struct, frozen=True):
     """A process that has exited. `recover`: whether the members continue without the process."""
 
     peer: PeerID

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Callable
+
+from msgspec.structs import replace
 
 from ms_kungfu.cluster import Cluster
 from ms_kungfu.launcher.controller.context import JobContext

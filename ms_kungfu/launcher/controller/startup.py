@@ -9,9 +9,10 @@ import logging
 import secrets
 import ssl
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Optional
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from ms_kungfu import env
 from ms_kungfu._tls import from_environment
@@ -41,8 +42,7 @@ CONFIG_SERVER_START_S = 10.0
 _RETRY_S = 0.2
 
 
-@dataclass
-class JobStart:
+class JobStart(Struct):
     """What a job begins with.
 
     Clients request another cluster through the config server in this process (`server`), or through another `store`.

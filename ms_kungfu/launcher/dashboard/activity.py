@@ -12,8 +12,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.job_events import StepReport
@@ -24,8 +25,7 @@ _LONG_S = 1.0  # an activity that has lasted this long is shown as the rank's st
 _STATES = {"data": "data", "checkpoint": "checkpoint", "evaluation": "computing", "compilation": "compiling"}
 
 
-@dataclass(frozen=True)
-class RankFacts:
+class RankFacts(Struct, frozen=True):
     """What the controller knows about a rank.
 
     `pid` and `memory` (in bytes): None if unknown. `failed`: why the rank counts as failed, or "" if it doesn't.
@@ -55,8 +55,7 @@ class RankFacts:
         return self.report is not None and self.ended_ago_s is not None and self.ended_ago_s <= _SHORT_S
 
 
-@dataclass
-class Activity:
+class Activity(Struct):
     """Turn facts about ranks into samples. This object remembers since when each rank has had its state in its step."""
 
     _since: dict[int, tuple[tuple[Any, ...], float]] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ms_kungfu import job_events as e
@@ -27,8 +28,7 @@ _ALWAYS_KEPT = (e.LogBegan, e.JobStarted, e.LeaderChanged)
 _LEFT = 0.9  # after events are dropped, this fraction of the limit remains
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(Struct, frozen=True):
     """An event and its number. `message`: the event as a client gets it."""
 
     number: int

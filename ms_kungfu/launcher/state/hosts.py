@@ -10,8 +10,11 @@ import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace as replace_fields
 
 from ms_kungfu import env
 from ms_kungfu._run_time import run_time
@@ -39,8 +42,7 @@ class HostError(ValueError):
     """The hosts can't run the requested cluster; the message is for the user."""
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(Struct, frozen=True):
     """One host of ``-H``.
 
     Args:
@@ -68,8 +70,7 @@ class Host:
         return (self.public or self.name).strip("[]")
 
 
-@dataclass(frozen=True)
-class Hosts:
+class Hosts(Struct, frozen=True):
     """The hosts of a job, in the order of ``-H``.
 
     Args:
@@ -159,7 +160,7 @@ class Hosts:
 
     def _to(self, name: str, state: NodeState) -> Hosts:
         states = {**dict(self.states), name: self.state_of(name).to(state, f"host {name}")}
-        return replace(self, states=tuple(each for each in states.items() if each[1] is not NodeState.ACTIVE))
+        return replace_fields(self, states=tuple(each for each in states.items() if each[1] is not NodeState.ACTIVE))
 
     def letting_go(self, name: str) -> Hosts:
         """Return a copy in which the host `name` is marked as leaving."""
@@ -173,7 +174,7 @@ class Hosts:
         """Return a copy with a new host at the end, or with a lost host active again at its old position."""
         known = host.name in self.names
         each = tuple(host if old.name == host.name else old for old in self.each) + (() if known else (host,))
-        return replace(self._to(host.name, NodeState.ACTIVE) if host.name in self.lost else self, each=each)
+        return replace_fields(self._to(host.name, NodeState.ACTIVE) if host.name in self.lost else self, each=each)
 
     @property
     def max_workers(self) -> int:
@@ -384,9 +385,9 @@ def _parse_line(words: Sequence[str]) -> Host:
     for word in words[1:]:
         key, _, value = word.partition("=")
         if key == "slots" and _is_count(value):
-            host = replace(host, slots=int(value))
+            host = replace_fields(host, slots=int(value))
         elif key == "public_addr" and value:
-            host = replace(host, public=_name(value))
+            host = replace_fields(host, public=_name(value))
         else:
             raise argparse.ArgumentTypeError(f"{word!r} is neither slots=NUMBER nor public_addr=ADDRESS")
     return host

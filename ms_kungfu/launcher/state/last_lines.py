@@ -7,6 +7,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from ms_kungfu._words import counted, printable
 from ms_kungfu.launcher.state.policy import how_it_ended
 
@@ -54,8 +56,7 @@ class LastLines:
         return [_text(line) for line, _ in self._lines]
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """A worker that has exited.
 
     `code`: the exit code, or -n if signal n ended the worker. `reason`: why the launcher killed the worker or couldn't

@@ -15,10 +15,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ms_kungfu._decoding import ProtocolError
 from ms_kungfu.cluster import Cluster, writer_of_workers
@@ -41,8 +42,7 @@ def moves(options: Options) -> bool:
     return goes_on and options.hosts.is_several and has_leadership(options.config_server or "")
 
 
-@dataclass(frozen=True)
-class LeaderSnapshot:
+class LeaderSnapshot(Struct, frozen=True):
     """What the next controller has to know.
 
     Args:
@@ -155,8 +155,7 @@ def may_go_on(found: LeadershipState, own: str) -> bool:
     return any(name != own for name in snapshot.present)
 
 
-@dataclass
-class Term:
+class Term(Struct):
     """The term of a controller.
 
     Args:

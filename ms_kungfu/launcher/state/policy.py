@@ -7,6 +7,8 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import Struct
+
 from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.wire.documents import Failure
@@ -33,8 +35,7 @@ class Recover(enum.Enum):
     FAIL = "fail"
 
 
-@dataclass(frozen=True)
-class WorkerExited:
+class WorkerExited(Struct, frozen=True):
     """A worker has exited.
 
     Args:
@@ -60,8 +61,7 @@ class WorkerExited:
     key: int | None = None
 
 
-@dataclass(frozen=True)
-class WorkerWorksOn:
+class WorkerWorksOn(Struct, frozen=True):
     """Cluster version `version` no longer contains a worker, but the worker is still running after -leave-grace."""
 
     who: str
@@ -103,8 +103,7 @@ class Action(enum.Enum):
     FAIL = "fail"  # the job ends with the exit code of the `Verdict`
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     action: Action
     reason: str
     exit_code: int = 0

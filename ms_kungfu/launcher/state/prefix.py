@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _WORDS = ("none", "rank", "host:rank", "time", "files")
 
 
-@dataclass(frozen=True)
-class Prefix:
+class Prefix(Struct, frozen=True):
     """What a prefix contains. With all parts, a line looks like ``12:01:03 [10.0.0.2:3] line``.
 
     Args:

@@ -27,15 +27,15 @@ has, so the host's agent may reject a start (`lack_of_memory`).
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ms_kungfu.cluster import Cluster, next_host
 
 _PART_OF_THE_CORES = 4
 
 
-@dataclass(frozen=True)
-class Expected:
+class Expected(Struct, frozen=True):
     """The members of cluster `version` want `size` workers next; `newcomers` of these workers are new."""
 
     version: int = -1

@@ -7,14 +7,13 @@ another protocol, or kernels that round differently.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from ms_kungfu._version import VERSION
 from ms_kungfu.launcher.wire.messages import Software
 
 
-@dataclass
-class JobsSoftware:
+class JobsSoftware(Struct):
     """The versions with which new workers are compared.
 
     The program may run in another Python than the launcher, so the MindSpore version is that of the first worker that

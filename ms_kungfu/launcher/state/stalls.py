@@ -15,15 +15,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 K = TypeVar("K", bound=Hashable)
 STALL_S = 2.0
 
 
-@dataclass
-class Stall:
+class Stall(Struct):
     """Other ranks wait for a process.
 
     Args:

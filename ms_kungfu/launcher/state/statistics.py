@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from ms_kungfu.job_events import RankStatistics, Statistics, StepReport
 
 _LASTING = ("learning_rate", "batch", "epoch", "epochs", "total_steps", "noise_scale")
 
 
-@dataclass
-class _Rank:
+class _Rank(Struct):
     """The reports of one rank since the last statistics event."""
 
     seconds: float = 0.0

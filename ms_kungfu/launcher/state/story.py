@@ -8,8 +8,9 @@ it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from ms_kungfu import job_events as e
 from ms_kungfu._words import counted
@@ -20,8 +21,7 @@ _SLOW_S = 10.0  # the minimum duration of a straggler chapter in seconds, so tha
 _LONG_EVALUATION_S = 1.0
 
 
-@dataclass
-class Chapter:
+class Chapter(Struct):
     """One part of the story: something that happened to the job.
 
     `kind`: job, failure, resize, stall, straggler, host, store, controller, checkpoint, evaluation, policy, runtime.

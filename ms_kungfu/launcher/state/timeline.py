@@ -161,8 +161,7 @@ def _common(one: Iterable[Times], other: Iterable[Times]) -> float:
     return common
 
 
-@dataclass(frozen=True)
-class Offset:
+class Offset(Struct, frozen=True):
     """The offset of a clock, which says by how much the clock is ahead of the timeline's clock.
 
     Args:

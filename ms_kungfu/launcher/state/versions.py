@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.wire.documents import Versions
 from ms_kungfu.launcher.wire.messages import ClusterPart, Detached, Stay
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Struct, frozen=True):
     """A worker's request for a slot.
 
     Args:
@@ -34,33 +34,28 @@ class Request:
     step: int | None = None
 
 
-@dataclass(frozen=True)
-class StandbyRequest:
+class StandbyRequest(Struct, frozen=True):
     """A standby is ready to take any slot. `number`: the launcher's number for the standby."""
 
     number: int
 
 
-@dataclass(frozen=True)
-class Grant:
+class Grant(Struct, frozen=True):
     cluster: Cluster
     rank: int
 
 
-@dataclass(frozen=True)
-class Refuse:
+class Refuse(Struct, frozen=True):
     reason: str
 
 
-@dataclass(frozen=True)
-class Wait:
+class Wait(Struct, frozen=True):
     """There is no answer yet. If `unknown` is set, the launcher should look for the version with that number."""
 
     unknown: int | None = None
 
 
-@dataclass
-class ClusterVersions:
+class ClusterVersions(Struct):
     """The known cluster versions, the committed version, and the processes that are excluded or have exited.
 
     In this class "version" means a cluster version. A process is identified by its peer ID and its incarnation, which
