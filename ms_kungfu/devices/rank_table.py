@@ -17,9 +17,10 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from ms_kungfu import env
 from ms_kungfu._decoding import MalformedError, decode
@@ -38,8 +39,7 @@ class RankTableError(ValueError):
         super().__init__(f"{where}: {'; '.join(self.mistakes)}")
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(Struct, frozen=True):
     """A device. `device_id` is its physical number on its server; `ip` is its network card's address, if given."""
 
     rank: int
@@ -47,8 +47,7 @@ class Device:
     ip: str | None = None
 
 
-@dataclass(frozen=True)
-class Server:
+class Server(Struct, frozen=True):
     """A server. `id` is a name that no other server has. MindSpore's tool uses the server's IP address as the name."""
 
     id: str
@@ -56,8 +55,7 @@ class Server:
     extra: Mapping[str, Any] = field(default_factory=dict)  # the server's other keys in the file
 
 
-@dataclass(frozen=True)
-class RankTable:
+class RankTable(Struct, frozen=True):
     """A valid table, which `parse` and `read` return."""
 
     servers: tuple[Server, ...]

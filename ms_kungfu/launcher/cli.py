@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Callable
 
 from ms_kungfu._files import open_regular
 from ms_kungfu._flags import UsageError, failed
@@ -24,24 +25,15 @@ from ms_kungfu.launcher import signals
 from ms_kungfu.launcher.agent.output import Output
 from ms_kungfu.launcher.agent.progress import has_line
 from ms_kungfu.launcher.agent.supervisor import Supervisor, set_process_name
-from ms_kungfu.launcher.commands import evict, resize
 from ms_kungfu.launcher.control import RefusedError
-from ms_kungfu.launcher.dashboard.report import report
 from ms_kungfu.launcher.engine_flags import EngineRequest
-from ms_kungfu.launcher.explain_command import explain
 from ms_kungfu.launcher.joining import ask
 from ms_kungfu.launcher.options import PROGRAM, JoinRequest, Options, parse_command_line
 from ms_kungfu.launcher.slurm import SpareTaskError
 from ms_kungfu.launcher.state.progress import SHOWN_IN_LINE
-from ms_kungfu.launcher.status_command import status
-from ms_kungfu.launcher.top_command import top
-from ms_kungfu.launcher.trace_command import trace
 
 _log = logging.getLogger(__name__)
-_COMMANDS = {
-    "resize": resize, "evict": evict, "status": status, "top": top, "explain": explain, "report": report,
-    "trace": trace,
-}  # fmt: skip
+_COMMANDS = ("resize", "evict", "status", "top", "explain", "report", "trace")
 _SWITCH_INTERVAL_S = 5e-4
 _LEAST_DESCRIPTORS = 32  # enough for the launcher and one worker
 _LIKENESS = 0.8  # a word that is at least this similar to a command is probably a misspelled command
@@ -59,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in _COMMANDS:
-        return _COMMANDS[words[0]](words[1:])
+        return command(words[0])(words[1:])
     near = difflib.get_close_matches(words[0], _COMMANDS, 1, _LIKENESS) if words else []
     if near and shutil.which(words[0]) is None:
         return failed(PROGRAM, f"unknown command {words[0]}; did you mean {PROGRAM} {near[0]}?", 2)
@@ -79,6 +71,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:  # raised before the job has installed its own handler
         return 128 + signal.SIGINT
+
+
+def command(name: str) -> Callable[[list[str]], int]:
+    """Return a command's function. A job doesn't load the modules of commands."""
+    from ms_kungfu.launcher.commands import evict, resize
+    from ms_kungfu.launcher.dashboard.report import report
+    from ms_kungfu.launcher.explain_command import explain
+    from ms_kungfu.launcher.status_command import status
+    from ms_kungfu.launcher.top_command import top
+    from ms_kungfu.launcher.trace_command import trace
+
+    return dict(zip(_COMMANDS, (resize, evict, status, top, explain, report, trace)))[name]
 
 
 def _run(options: Options) -> int:

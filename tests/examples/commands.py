@@ -132,7 +132,7 @@ def _check_kungfu_run(rest, folder):
             patch.setattr(explain_command, "_read", lambda folder: taken())
             patch.setattr(report, "write_report", lambda logs, path: taken())
             patch.setattr(trace_command, "_read_all", lambda folders: taken())
-            would_begin(cli._COMMANDS[rest[0]], rest[1:])
+            would_begin(cli.command(rest[0]), rest[1:])
         else:
             wanted = options.parse_command_line(rest)
             if isinstance(wanted, options.Options):

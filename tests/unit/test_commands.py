@@ -106,3 +106,15 @@ def test_flags_of_a_folder_with_spaces_are_words_of_a_shell(monkeypatch, capsys,
     assert shlex.split(capsys.readouterr().out) == [f"-L{package}", "-lkungfu_runtime", f"-Wl,-rpath,{package}"]
     c_api.main(["--cmakedir"])
     assert capsys.readouterr().out == f"{package}/cmake\n"
+
+
+def test_job_loads_no_module_of_commands_and_live_page():
+    loads = (
+        "import sys; import ms_kungfu.launcher.cli, ms_kungfu.launcher.agent.agent, "
+        "ms_kungfu.launcher.controller.controller; print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", loads], capture_output=True, text=True, check=True).stdout
+    unused = {cli.command(name).__module__ for name in cli._COMMANDS}
+    assert set(loaded.split()).isdisjoint(
+        {*unused, "ms_kungfu.launcher.dashboard.requests", "ms_kungfu.launcher.state.timeline"}
+    )

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from pathlib import Path
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from msgspec.structs import replace
 
@@ -22,7 +22,6 @@ from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.channel import AnyChannel
 from ms_kungfu.launcher.controller.broker import Broker
 from ms_kungfu.launcher.controller.context import JobContext
-from ms_kungfu.launcher.controller.dashboard import JobDashboard
 from ms_kungfu.launcher.controller.etcd_lease import END_S, RENEW_S, EtcdLease
 from ms_kungfu.launcher.controller.failures import WorkerFailures
 from ms_kungfu.launcher.controller.following import CopiesWatch
@@ -50,6 +49,9 @@ from ms_kungfu.launcher.status_socket import never_raises
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
+if TYPE_CHECKING:
+    from ms_kungfu.launcher.controller.dashboard import JobDashboard
+
 _log = logging.getLogger(__name__)
 
 
@@ -57,11 +59,9 @@ class Controller:
     """Run a job once.
 
     The launcher of the controller's own host is one of the agents, and registers with `registration`.
-
     If a `term` is given, the controller decides only while it has the lease. It writes each decision to the snapshot
     before it notifies any worker or host. `remove_at_end(path, inode)` arranges that a file is removed when this
-    process ends, for whatever reason. `stop` lets the dashboard end the job through this host's launcher, even if
-    another controller has taken over.
+    process ends. `stop` lets the dashboard end the job through this host's launcher, even under a later controller.
     """
 
     make_broker: Callable[..., Broker] = staticmethod(Broker)
@@ -73,7 +73,7 @@ class Controller:
         self.last_words: str | None = None
         self.failed: int | None = None
         self._options, self._machine, self._registration, self._term = options, machine, registration, term
-        self._remove_at_end = remove_at_end
+        self._remove_at_end, self._stop = remove_at_end, stop
         self._closers = contextlib.AsyncExitStack()
         self._ended, self._hurry, self._hears_hosts = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._start_error: BaseException | None = None
@@ -88,7 +88,7 @@ class Controller:
         self._snapshot = SnapshotWriter(self.context, self._started_at)
         self.status = never_raises(self._status)
         self._nodes = JobNodes(self.context, self._snapshot, self.status, self._left_s, self.interrupted, self.hurry)
-        self._dashboard = JobDashboard(self.context, self.status, stop)
+        self._dashboard: JobDashboard | None = None
         self._copies = CopiesWatch(lambda: course.is_over)
         self._failures = WorkerFailures(self.context, self._nodes, self._copies)
         self._resizes = Resizes(self.context, self._nodes, self._failures)
@@ -116,7 +116,8 @@ class Controller:
         finally:
             self.course.end(None)
             await self._end(self.course.verdict)
-            await self._dashboard.close()
+            if self._dashboard is not None:
+                await self._dashboard.close()
 
     # ---- status ----
 
@@ -198,7 +199,8 @@ class Controller:
         remote.lease = job.leadership.lease
         remote.hold_deadlines(job.leadership.awaits_store)
         self._hears_hosts.set()
-        self._dashboard.begin()
+        if self._options.dashboard is not None:
+            self._dashboard = _dashboard(self._options.dashboard, job, self.status, self._stop)
         return remote
 
     def _new_manager(self, remote: RemoteHosts, snapshot: LeaderSnapshot | None = None) -> WorkerManager:
@@ -356,3 +358,13 @@ class Controller:
             return await within(END_S, self._snapshot.note(end=(verdict.exit_code, self.last_words)))
         except asyncio.TimeoutError:
             return False
+
+
+def _dashboard(
+    address: str, job: JobContext, describe: Callable[[], dict[str, Any]], stop: Callable[[], None]
+) -> JobDashboard:
+    from ms_kungfu.launcher.controller.dashboard import JobDashboard  # only a job with a live page loads it
+
+    dashboard = JobDashboard(job, describe, stop)
+    dashboard.begin(address)
+    return dashboard

@@ -41,13 +41,11 @@ class JobDashboard:
     _server: DashboardServer | None = None
     _timer: asyncio.TimerHandle | None = None
 
-    def begin(self) -> None:
-        """Serve the page from now on, if the user has requested it (-dashboard)."""
+    def begin(self, address: str) -> None:
+        """Serve the page at `address` from now on."""
         options, machine = self.job.options, self.job.machine
-        if options.dashboard is None:
-            return
         self._activity = Activity()
-        host, port = split_address(options.dashboard)
+        host, port = split_address(address)
         names = tuple(dict.fromkeys((options.host.name, machine.host_name())))
         # Derive the first number from the clock, so that it is greater than any number of an earlier controller at the
         # same address.

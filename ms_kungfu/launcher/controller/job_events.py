@@ -14,7 +14,6 @@ from ms_kungfu import job_events as e
 from ms_kungfu._version import VERSION
 from ms_kungfu._words import printable
 from ms_kungfu.cluster import Cluster
-from ms_kungfu.launcher.dashboard import report
 from ms_kungfu.launcher.event_file import EventFile
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import Options
@@ -114,6 +113,8 @@ class JobEvents:
 
 
 def _write_report(log: Path) -> None:
+    from ms_kungfu.launcher.dashboard import report  # the only use, at the end of the job
+
     report.write_report([log], log.with_name(report.FILE_NAME))
 
 
