@@ -9,6 +9,7 @@ The rules are as follows. docs/elastic-training.md shows them as a table.
   `ms_kungfu.callbacks.epoch_outputs`).
 - If `ms_kungfu.replay` runs the program again, no worker writes files, so that the files of the first run stay
   unchanged.
+- While a hook of a callback runs, the live page shows that this rank is in a callback.
 - A worker that has left, or that hasn't reached the other workers' position, doesn't call `on_train_epoch_end`. For
   this worker the epoch isn't over, and there is no evaluation. Such a worker doesn't call `on_train_end` of MindSpore's
   callbacks either.
@@ -45,7 +46,7 @@ from mindspore.train.callback import (
     TimeMonitor,
 )
 
-from ms_kungfu import _core, runtime
+from ms_kungfu import _core, membership, runtime
 from ms_kungfu.callbacks.codec import pack, unpack
 from ms_kungfu.callbacks.evaluation import gather
 from ms_kungfu.dataset import replaying
@@ -82,8 +83,10 @@ class Others:
         self._writes = writes or _is_lowest
         self._are_alike = writes is None
         self._callbacks: dict[str, Any] = {}
+        self._all: list[Any] = []
         self._programs: list[Any] = []  # the program's callbacks, and MindSpore callbacks that only call its functions
         for callback in callbacks:
+            self._all.append(callback)
             if not is_mindspores(callback) and not type(callback).__module__.startswith("ms_kungfu."):
                 self._programs.append(callback)
             if is_carried(callback) or is_the_programs(callback):
@@ -132,6 +135,10 @@ class Others:
                 self._replace(callback, "on_train_begin", self._then_restore(key))
         for callback in self._programs:
             self._replace(callback, "on_train_epoch_end", self._where_outputs_are)
+        for callback in self._all:
+            for hook in (*_STEPS, *_ENDS):
+                if _implements(callback, hook) or _implements(callback, hook.removeprefix("on_train_")):
+                    self._replace(callback, hook, _shown)
 
     def _where_outputs_are(self, callback: Any, call: Hook) -> Hook:
         def end(run_context: Any) -> None:
@@ -262,6 +269,18 @@ def _takes_part() -> bool:
 
 def _nowhere(callback: Any, call: Hook) -> Hook:
     return lambda run_context: None
+
+
+def _implements(callback: Any, hook: str) -> bool:
+    return hook in vars(callback) or getattr(type(callback), hook, None) is not getattr(Callback, hook)
+
+
+def _shown(callback: Any, call: Hook) -> Hook:
+    def hook(run_context: Any) -> None:
+        with membership.doing("callback"):
+            call(run_context)
+
+    return hook
 
 
 def _where_training_is(callback: Any, call: Hook) -> Hook:

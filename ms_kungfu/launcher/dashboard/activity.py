@@ -22,7 +22,13 @@ from ms_kungfu.launcher.wire.messages import Doing
 
 _SHORT_S = 1.0  # steps count as short if the last step ended at most this long ago
 _LONG_S = 1.0  # an activity that has lasted this long is shown as the rank's state, even if steps were short before
-_STATES = {"data": "data", "checkpoint": "checkpoint", "evaluation": "computing", "compilation": "compiling"}
+_STATES = {
+    "data": "data",
+    "checkpoint": "checkpoint",
+    "evaluation": "computing",
+    "compilation": "compiling",
+    "callback": "computing",
+}
 
 
 class RankFacts(Struct, frozen=True):

@@ -567,7 +567,8 @@ function joinedRanks(one, other) {
 const STALL_S = 2, SLOW_NOW_S = 5;
 const DOING = {
   computing: "is computing", reducing: "is in a reduction", compiling: "is compiling", data: "is loading data",
-  checkpoint: "is writing a checkpoint", evaluation: "is evaluating", compilation: "is compiling", joining: "is joining",
+  checkpoint: "is writing a checkpoint", evaluation: "is evaluating", compilation: "is compiling", callback: "is in a callback",
+  joining: "is joining",
 };
 
 /** Return what a rank does, in words. `why`: what the launcher said when the stall began. */

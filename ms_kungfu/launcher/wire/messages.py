@@ -38,7 +38,7 @@ Cores = Annotated[tuple[Number, ...], Meta(max_length=1 << 16)]
 Command = Annotated[list[RawWord], Meta(min_length=1, max_length=1 << 16)]
 Slots = Annotated[int, Meta(ge=0, le=99_999_999)]
 Words = dict[Count, dict[Rank, Sentence]]
-ACTIVITIES = ("", "data", "checkpoint", "evaluation", "compilation")
+ACTIVITIES = ("", "data", "checkpoint", "evaluation", "compilation", "callback")
 """What a program can do outside of its steps. A worker writes the index of its activity into shared memory."""
 Loss = tuple[Rank, Sentence, bool, bool]
 

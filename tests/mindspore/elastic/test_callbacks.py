@@ -24,6 +24,8 @@ from ms_kungfu.callbacks.outputs import as_one
 from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import misuse_warnings
 from ms_kungfu.errors import KungFuError, ResizeError
+from ms_kungfu.launcher.wire.messages import ACTIVITIES
+from ms_kungfu.membership.member import current
 from ms_kungfu.ops import KungFuAllReduce
 from ms_kungfu.ops._base import Collective
 from ms_kungfu.optimizers import KungFuGradReducer, KungFuMomentum, PairAveragingOptimizer
@@ -429,3 +431,23 @@ def test_a_summary_collector_finds_out_at_each_worker_what_it_may_collect(tmp_pa
         others.Others.received = captured
         here.take_over()
         assert at_joining_worker._first_step is True
+
+
+def test_hooks_of_other_callbacks_run_as_activity_callback():
+    seen = []
+
+    class Own(Callback):
+        def on_train_step_end(self, run_context):
+            seen.append(current().activity)
+
+        def epoch_end(self, run_context):  # the older name, which MindSpore still calls
+            seen.append(current().activity)
+
+    _, net = make_model()
+    model = Model(net, nn.MSELoss(), nn.SGD(net.trainable_params()))
+    noted = LambdaCallback(on_train_epoch_end=lambda run_context: seen.append(current().activity))
+    own = Own()
+    model.train(1, ElasticDataset(make_source(), 20), callbacks=[KungFuElasticCallback(), own, noted])
+    assert seen == [ACTIVITIES.index("callback")] * 3
+    assert "on_train_step_end" not in vars(own)
+    assert current().activity == 0
