@@ -153,6 +153,7 @@ class RemoteAgent:
         self.early: list[m.FromHost] = []  # messages that arrived before `RemoteHosts.attend`
         self._owner = owner
         self._channel = channel
+        self._accepted_at = asyncio.get_running_loop().time()
         self._logdir = Path(os.fsdecode(registration.logdir)) if registration.logdir else None
         self._asking: dict[int, _RemoteAsker] = {}
         self._watch = HangWatch(owner.options.peer_timeout_s or math.inf)
@@ -182,8 +183,11 @@ class RemoteAgent:
 
     @property
     def heard(self) -> float:
-        """Return the time at which the host's last message arrived."""
-        return self._channel.heard
+        """Return the time at which the host's last message arrived, or its registration was accepted.
+
+        A host sends no heartbeat while its registration waits, e.g. for the hosts that a new controller expects.
+        """
+        return max(self._channel.heard, self._accepted_at)
 
     def give_up(self, why: str, has_left: bool = False, tells: bool = True) -> None:
         """Declare the host lost or removed, and ignore its messages from now on.
