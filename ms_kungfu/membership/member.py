@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from statistics import median
@@ -81,14 +81,17 @@ class EndedSteps:
     @property
     def each_s(self) -> float:
         """The median duration of the last steps in seconds; 0 if unknown. A compilation doesn't distort the median."""
-        times = list(self._times)
-        return max(0.0, median(after - before for before, after in zip(times, times[1:]))) if len(times) > 1 else 0.0
+        return _median_duration(list(self._times))
 
     @property
     def last_took_longer_s(self) -> float:
-        """Return how many seconds longer than the median the last step took; 0 if unknown."""
+        """Return how many seconds longer the last step took than the median of the steps before; 0 if unknown."""
         times = list(self._times)
-        return max(0.0, times[-1] - times[-2] - self.each_s) if len(times) > 2 else 0.0
+        return max(0.0, times[-1] - times[-2] - _median_duration(times[:-1])) if len(times) > 2 else 0.0
+
+
+def _median_duration(times: Sequence[float]) -> float:
+    return max(0.0, median(after - before for before, after in zip(times, times[1:]))) if len(times) > 1 else 0.0
 
 
 def _start_thread(name: str, function: Callable[[], None]) -> None:

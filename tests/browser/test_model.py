@@ -16,7 +16,7 @@ from ms_kungfu.launcher.dashboard.report import write_report
 from ms_kungfu.launcher.explain_command import events_in
 from ms_kungfu.launcher.state.account import JobAccount
 from ms_kungfu.launcher.state.story import story_of
-from tests.fault.test_explained_jobs import SCRIPTS, play
+from tests.fault.stories import SCRIPTS, drawn, play
 
 pytestmark = pytest.mark.browser
 
@@ -60,6 +60,12 @@ def check(compute, lines):
 def test_page_says_of_a_simulated_job_what_explain_says(name, compute):
     world, _ = play(SCRIPTS[name])
     assert len(check(compute, world.event_lines)["story"]) >= 2
+
+
+def test_page_says_of_300_drawn_jobs_what_explain_says(compute):
+    for seed in range(300):
+        world, _ = play(drawn(seed))
+        assert len(check(compute, world.event_lines)["story"]) >= 2, seed
 
 
 def statistics(waiting, data=(0.0, 0.0, 0.0), seconds=3.0):

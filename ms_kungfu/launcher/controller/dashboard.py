@@ -92,7 +92,7 @@ class JobDashboard:
             return []
         processes = {(p.peer, p.incarnation): p for p in manager.processes if p.peer is not None}
         awaits: dict[int, list[int]] = {}
-        for key, waiting in manager.broker.facts.waited_for(list(processes)).items():
+        for key, waiting in manager.hanging.waited_for(processes).items():
             for rank in waiting:
                 awaits.setdefault(rank, []).append(processes[key].rank)
         sleeping = manager.broker.facts.sleeping(current.version)

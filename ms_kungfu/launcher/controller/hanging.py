@@ -130,7 +130,7 @@ class HangingWorkers:
     def _look_for_stalls(self) -> None:
         """Emit an event when a worker begins to keep others waiting for long, and when that ends."""
         facts, processes = self.broker.facts, {(p.peer, p.incarnation): p for p in self.processes if p.peer is not None}
-        found = facts.waited_for(list(processes))
+        found = self.waited_for(processes)
         told = {each: facts.progress(*each) for each in found}
         now = self._loop.time()
         began, ended = self._stall_watch.look(now, found, {each: step and step[0] for each, step in told.items()})
@@ -144,6 +144,11 @@ class HangingWorkers:
             )
         for stall in ended.values():
             self.emit(e.StallEnded(rank=stall.rank, step=stall.step, seconds=round(now - stall.since, 3)))
+
+    def waited_for(self, processes: Mapping[tuple[PeerID, int], Process]) -> dict[tuple[PeerID, int], list[int]]:
+        """Return those of the live `processes` that currently keep others waiting, with the waiting ranks."""
+        stopped = {each for each, process in processes.items() if self.is_stopped(process)}
+        return self.broker.facts.waited_for(list(processes), stopped)
 
     def _note_stuck(self, process: Process, peer: PeerID, awaited_by: Collection[int]) -> None:
         process.to(WorkerState.STUCK)

@@ -73,12 +73,17 @@ class ProcessFacts:
         awaited = {version: segment.awaited() for version, segment in self._segments.open.items()}
         if not any(is_overdue for waits_of_version in awaited.values() for *_, is_overdue in waits_of_version):
             return {}  # this is always the case in a healthy job
-        return self._found(alive, awaited, every_wait=False)
+        return self._found(alive, awaited)
 
-    def waited_for(self, alive: Collection[tuple[PeerID, int]]) -> dict[tuple[PeerID, int], list[int]]:
-        """Return the live processes that currently keep others waiting, with the waiting ranks."""
+    def waited_for(
+        self, alive: Collection[tuple[PeerID, int]], stopped: Collection[tuple[PeerID, int]]
+    ) -> dict[tuple[PeerID, int], list[int]]:
+        """Return the live processes that currently keep others waiting, with the waiting ranks.
+
+        A process in `stopped`, by a signal, waits for no rank, even if it was stopped while it slept in an operation.
+        """
         awaited = {version: segment.awaited() for version, segment in self._segments.open.items()}
-        return self._found(alive, awaited, every_wait=True) if any(awaited.values()) else {}
+        return self._found(alive, awaited, stopped) if any(awaited.values()) else {}
 
     def sleeping(self, version: int) -> set[int]:
         """Return the ranks of cluster version `version` that sleep in an operation."""
@@ -86,8 +91,12 @@ class ProcessFacts:
         return set() if segment is None else {rank for rank, *_ in segment.awaited() if isinstance(rank, int)}
 
     def _found(
-        self, alive: Collection[tuple[PeerID, int]], awaited: Mapping[int, Waits], every_wait: bool
+        self,
+        alive: Collection[tuple[PeerID, int]],
+        awaited: Mapping[int, Waits],
+        stopped: Collection[tuple[PeerID, int]] | None = None,
     ) -> dict[tuple[PeerID, int], list[int]]:
+        """Return who keeps others waiting in overdue waits; with `stopped`, in all waits but those of `stopped`."""
         rank_of: dict[tuple[PeerID, int], int] = {}
         waits: list[tuple[Any, Any, bool]] = []
         for version, waits_of_version in awaited.items():
@@ -99,7 +108,8 @@ class ProcessFacts:
                     known[rank], rank_of[process] = process, rank
             for *ends, is_overdue in waits_of_version:
                 sleeper, other = (known.get(end, end) if isinstance(end, int) else (version, end) for end in ends)
-                waits.append((sleeper, other, every_wait or bool(is_overdue)))
+                if stopped is None or sleeper not in stopped:
+                    waits.append((sleeper, other, stopped is not None or bool(is_overdue)))
         found = stuck_among(set(alive), waits)
         return {process: sorted(rank_of[each] for each in by) for process, by in found.items()}
 

@@ -158,6 +158,7 @@ class Story {
     if (kind === "failure_seen" || kind === "worker_failed") {
       this.failures = this.failures.filter((note) => (note.event.rank ?? null) !== rank);
     } else if (kind === "version_committed") {
+      for (const note of this.failures) note.after = event.step ?? null;
       this.failures = [];
       this.run = null; // its rank may now be that of another worker
       for (const note of this.resizes) if (event.version >= note.event.version) note.committed ??= event;
@@ -277,14 +278,16 @@ const TELLERS = {
       text: `The controller on ${event.host} stepped down: ${reason(event)}. The next controller has its own log.`,
     };
   },
-  worker_failed(event, { seen }) {
+  worker_failed(event, { seen, after = null }) {
     const rank = event.rank ?? null, decision = event.decision || "continue";
     const where = event.host && !reason(event).startsWith("was on host") ? ` on ${event.host}` : "";
-    const step = (seen ? seen.step : event.step) ?? null;
+    const completed = event.step ?? null, step = seen ? seen.step : completed ?? after;
     let text = capital(rank === null ? "a standby" : `rank ${rank}`)
       + `${where}${STANDINGS[event.standing || "member"] ?? ""} ${reason(event)}.`;
-    if (seen) text += ` The others noticed it in step ${step}, which took ${spell(seen.seconds)} longer than usual.`;
-    else if (step !== null) text += ` The last step that it completed was ${step}.`;
+    const longer = seen && seen.seconds ? `, which took ${spell(seen.seconds)} longer than usual` : "";
+    if (seen) text += ` The others noticed it in step ${step}${longer}.`;
+    else if (completed !== null) text += ` Its last step that the controller knew of was ${step}.`;
+    else if (step !== null) text += ` The cluster changed after step ${step}.`;
     text += ` ${DECISIONS[decision] ?? ""}`;
     const waited = seen && seen.seconds ? seen.survivors.filter((each) => each !== rank) : [];
     if (waited.length) text += ` ${capital(told(waited))} waited.`;

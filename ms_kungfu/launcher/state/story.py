@@ -91,16 +91,20 @@ class _Teller:
     # ---- failures ----
 
     def failed(self, event: e.WorkerFailed, later: Sequence[e.Event]) -> Chapter:
-        seen = self._seen(event, later)
+        reply = self._reply(event, later)
+        seen = reply if isinstance(reply, e.FailureSeen) else None
         who = f"rank {event.rank}" if event.rank is not None else "a standby"
         where = f" on {event.host}" if event.host and not event.reason.startswith("was on host") else ""
         which = {"member": "", "joining": ", which was joining,", "leaving": ", which had left,", "standby": ""}
         text = f"{_capital(who)}{where}{which[event.standing]} {event.reason}."
         step = event.step if seen is None else seen.step
         if seen is not None:
-            text += f" The others noticed it in step {seen.step}, which took {spell(seen.seconds)} longer than usual."
+            longer = f", which took {spell(seen.seconds)} longer than usual" if seen.seconds else ""
+            text += f" The others noticed it in step {seen.step}{longer}."
         elif step is not None:
-            text += f" The last step that it completed was {step}."
+            text += f" Its last step that the controller knew of was {step}."
+        elif reply is not None and (step := reply.step) is not None:
+            text += f" The cluster changed after step {step}."
         text += f" {_DECISIONS[event.decision]}"
         waited = [] if seen is None or not seen.seconds else [rank for rank in seen.survivors if rank != event.rank]
         if waited:
@@ -111,15 +115,15 @@ class _Teller:
         )  # fmt: skip
 
     @staticmethod
-    def _seen(event: e.WorkerFailed, later: Iterable[e.Event]) -> e.FailureSeen | None:
-        """Return the event with which the survivors reported this failure; None if there is none.
+    def _reply(event: e.WorkerFailed, later: Iterable[e.Event]) -> e.FailureSeen | e.VersionCommitted | None:
+        """Return the event with which the survivors reported this failure, or the change that came before it.
 
-        Survivors report a failure before the cluster changes and before the same rank fails again.
+        Return None if there is neither before the same rank fails again.
         """
         for each in later:
-            if isinstance(each, e.FailureSeen) and each.rank == event.rank:
+            if isinstance(each, e.VersionCommitted) or (isinstance(each, e.FailureSeen) and each.rank == event.rank):
                 return each
-            if isinstance(each, e.VersionCommitted) or (isinstance(each, e.WorkerFailed) and each.rank == event.rank):
+            if isinstance(each, e.WorkerFailed) and each.rank == event.rank:
                 return None
         return None
 

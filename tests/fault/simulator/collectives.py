@@ -41,6 +41,7 @@ class Segment:
         self.holds, self.held_at, self.held_s = False, 0.0, 0.0  # the members' deadlines; in all, before `held_at`
         self.sleeping = {}  # rank -> the one that it waits for, and its deadline
         self.ending = set()  # ranks that the launcher is about to end
+        self.steps = {}  # rank -> its last step, the usual duration, and when the step ended
 
     def members(self, generation):
         dead = self.deaths[:generation]
@@ -81,7 +82,10 @@ class Segment:
         return 1 + int(now * 10)
 
     def progress(self, rank):
-        return None
+        if rank not in self.steps:
+            return None
+        step, each_s, ended_at = self.steps[rank]
+        return step, each_s, self.world.loop.now - ended_at
 
     def activity(self, rank):
         return 0, 0.0, ""
@@ -164,7 +168,8 @@ class Core:
         pass  # on one host they make no difference
 
     def note_step(self, step, each_s):
-        pass
+        if self.segment is not None:
+            self.segment.steps[self.own_rank] = step, each_s, self.world.loop.now
 
     def note_activity(self, activity):
         pass
