@@ -126,6 +126,14 @@ SCRIPTS = {
         (Happening(1.0, "pause", 0, 8.0),),
         [Told("stall", "stopped by a signal", None, 0, (1, 2), step=5, cost_s=8.0)],
     ),
+    "a rank pauses while it sleeps in an operation": Script(
+        replace(JOB, size=4),
+        (Happening(1.677, "pause", 2, 4.0),),
+        [Told("stall", "stopped by a signal", None, 2, (0, 1, 3), during=1.677, cost_s=4.0)],
+    ),
+    "a rank is stopped in its third step": Script(
+        JOB, (Happening(0.635, "stop", 1),), [failed(1, STOOD_STILL, (0, 2), 0.635), resized(1, "3 -> 2", STOOD_STILL)]
+    ),
     "rank 1 never comes": Script(
         JOB,
         (Happening(1.0, "loop", 1),),
