@@ -2,8 +2,10 @@
 
 import ast
 import functools
+import io
 import os
 import re
+import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +17,17 @@ SOURCE_FILES = ROOT / "docs" / "source-files.md"
 COMPILED = ("ms_kungfu._core",)  # modules without a file of Python's
 
 
-MOST_CLASS_LINES, MOST_FILE_LINES, MOST_EXCEPTIONS = 300, 500, 5
+NO_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}  # fmt: skip
+# Lines of code: blank lines, comments and docstrings don't count, so that prose is never shortened for the limit.
+MOST_CLASS_LINES, MOST_FILE_LINES, MOST_EXCEPTIONS = 250, 420, 5
 
 # Longer classes (`file:class`) and files, below ms_kungfu/, with the reason why each stays as it is.
 LONGER: dict[str, str] = {
-    "launcher/state/versions.py:ClusterVersions": "the protocol's decisions beside their argument, 90 lines of prose",
-    "launcher/wire/messages.py": "all messages in one file",
+    "env.py": "all environment variables in one file",
+    "launcher/agent/agent.py:Agent": "the handlers of all orders of a controller",
     "ray/driver.py:Driver": "one job from room on the cluster to its exit code; Ray's calls block",
 }
 
@@ -176,17 +183,33 @@ def circle(arrows):
     return next((found for path in sorted(arrows) if (found := visit(path))), [])
 
 
+def code_lines(source):
+    """Return the numbers of the lines with code."""
+    docstrings = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(
+            node, clean=False
+        ):
+            docstrings.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    found = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in NO_CODE:
+            found.update(range(token.start[0], token.end[0] + 1))
+    return found - docstrings
+
+
 def over_the_limits(files):
-    """{`file` or `file:class`: its lines} of what has more than it may. A class counts from its first line to its
-    last."""
+    """{`file` or `file:class`: its lines of code} of what has more than it may."""
     found = {}
     for path, source in files.items():
-        name, lines = below_package(path), len(source.splitlines())
-        if lines > MOST_FILE_LINES:
-            found[name] = lines
+        name, lines = below_package(path), code_lines(source)
+        if len(lines) > MOST_FILE_LINES:
+            found[name] = len(lines)
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ClassDef) and node.end_lineno - node.lineno >= MOST_CLASS_LINES:
-                found[f"{name}:{node.name}"] = node.end_lineno - node.lineno + 1
+            if isinstance(node, ast.ClassDef):
+                length = len(lines.intersection(range(node.lineno, node.end_lineno + 1)))
+                if length > MOST_CLASS_LINES:
+                    found[f"{name}:{node.name}"] = length
     return found
 
 
@@ -228,7 +251,7 @@ def test_cpp_includes_downwards_only():
     check(cpp_files(), cpp_arrows, layers("C++"), Path.as_posix)
 
 
-def test_no_class_over_300_and_no_file_over_500_lines():
+def test_no_class_over_250_and_no_file_over_420_lines_of_code():
     assert len(LONGER) <= MOST_EXCEPTIONS
     check_lengths(python_files(), LONGER)
 
@@ -285,11 +308,11 @@ def lines_of(classes):
 @pytest.mark.parametrize(
     ("classes", "exceptions", "wrong"),
     [
-        ({"A": 301}, {}, r"a\.py:A"),
-        ({"A": 300, "B": 201}, {}, r"a\.py"),
-        ({"A": 300, "B": 200}, {"a.py:A": "a reason"}, "take them off"),
-        ({"A": 301}, {"a.py:A": "a reason", "b.py": "of a file that is gone"}, "take them off"),
-        ({"A": 301}, {"a.py:A": " "}, "without a reason"),
+        ({"A": 251}, {}, r"a\.py:A"),
+        ({"A": 250, "B": 171}, {}, r"a\.py"),
+        ({"A": 250, "B": 170}, {"a.py:A": "a reason"}, "take them off"),
+        ({"A": 251}, {"a.py:A": "a reason", "b.py": "of a file that is gone"}, "take them off"),
+        ({"A": 251}, {"a.py:A": " "}, "without a reason"),
     ],
 )
 def test_excess_length_or_unneeded_exception_is_found(classes, exceptions, wrong):
@@ -299,7 +322,7 @@ def test_excess_length_or_unneeded_exception_is_found(classes, exceptions, wrong
 
 
 def test_length_within_the_limits_or_excepted_passes():
-    files = {Path("ms_kungfu/a.py"): lines_of({"A": 300, "B": 200}), Path("ms_kungfu/b.py"): lines_of({"C": 301})}
+    files = {Path("ms_kungfu/a.py"): lines_of({"A": 250, "B": 170}), Path("ms_kungfu/b.py"): lines_of({"C": 251})}
     check_lengths(files, {"b.py:C": "a reason"})
 
 

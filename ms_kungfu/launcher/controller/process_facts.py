@@ -96,7 +96,7 @@ class ProcessFacts:
         awaited: Mapping[int, Waits],
         stopped: Collection[tuple[PeerID, int]] | None = None,
     ) -> dict[tuple[PeerID, int], list[int]]:
-        """Return who keeps others waiting in overdue waits; with `stopped`, in all waits but those of `stopped`."""
+        """Return the processes that others wait for: in overdue waits, or with `stopped` in all waits but its own."""
         rank_of: dict[tuple[PeerID, int], int] = {}
         waits: list[tuple[Any, Any, bool]] = []
         for version, waits_of_version in awaited.items():

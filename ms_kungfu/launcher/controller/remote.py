@@ -230,6 +230,7 @@ class RemoteHosts:
         # There is no `await` between the check of the host and this line, so if two callers have the same name, only
         # the first is admitted.
         agent = self.agents[registration.host] = RemoteAgent(self, channel, registration, per_worker)
+        agent.accepted_at = asyncio.get_running_loop().time()
         if self._holds_deadlines:
             agent.send(m.Hold(True))
         if agent.name != self.name:

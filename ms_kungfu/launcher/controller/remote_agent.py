@@ -153,7 +153,7 @@ class RemoteAgent:
         self.early: list[m.FromHost] = []  # messages that arrived before `RemoteHosts.attend`
         self._owner = owner
         self._channel = channel
-        self._accepted_at = asyncio.get_running_loop().time()
+        self.accepted_at = 0.0  # when the registration was accepted
         self._logdir = Path(os.fsdecode(registration.logdir)) if registration.logdir else None
         self._asking: dict[int, _RemoteAsker] = {}
         self._watch = HangWatch(owner.options.peer_timeout_s or math.inf)
@@ -187,7 +187,7 @@ class RemoteAgent:
 
         A host sends no heartbeat while its registration waits, e.g. for the hosts that a new controller expects.
         """
-        return max(self._channel.heard, self._accepted_at)
+        return max(self._channel.heard, self.accepted_at)
 
     def give_up(self, why: str, has_left: bool = False, tells: bool = True) -> None:
         """Declare the host lost or removed, and ignore its messages from now on.
