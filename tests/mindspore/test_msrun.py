@@ -327,7 +327,7 @@ def test_a_broadcast_is_the_next_ones_where_its_player_dies(tmp_path, kungfu_run
 
 
 @pytest.mark.parametrize("kind", ["generator", long("zip")])
-def test_loop_over_unsharded_data_is_warned_of(kind, tmp_path, kungfu_run):
+def test_loop_over_unsharded_data_is_an_error(kind, tmp_path, kungfu_run):
     said = Looping(kungfu_run, tmp_path, 1, kind, 1, 0).end(1)
     assert "a loop that trains with a dataset that isn't sharded isn't supported under kungfu-run --msrun" in said
 

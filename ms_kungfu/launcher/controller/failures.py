@@ -117,7 +117,9 @@ class WorkerFailures:
             return
         if code != 0 and standing in (Standing.MEMBER, Standing.JOINING):
             if coordinator.member_failed(exited):
-                _log.warning("program failed: %s exit_code=%d. The job will end with this code", who, code)
+                _log.warning(
+                    "program failed: %s exit_code=%d. Even if the others finish, the job ends with this code", who, code
+                )
         self._continue_without(process, standing, verdict, counted_on)
 
     def _settle(self, verdict: Verdict) -> bool:

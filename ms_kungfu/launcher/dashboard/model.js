@@ -412,7 +412,7 @@ class Job {
     this.workers = new Map(); // {rank, host, pid, peer, outcome, hasLeft} of each process: for the report
     this.trainedFrom = null; // when the first step began
     this.rate = null;
-    this.total = null; // the last step of the present call of training
+    this.total = null; // the last step of the current training call
     this.unsaved = null; // the checkpoint_failed event, until a checkpoint is written
     this.now = null; // the newest activity that the launcher sent
     this.samples = []; // {time, ranks: [[state, step], ...]}

@@ -61,7 +61,7 @@ class Coordinator:
     def member_failed(self, exited: WorkerExited) -> bool:
         """Record a failure. Return whether this is the first failure that a worker's program caused.
 
-        If it is, the job will end with the exit code of that program.
+        If it is, the job ends with the exit code of that program even if all other workers finish.
         """
         code, error, logs = exited.code, exited.error, exited.logs
         reason = f"{exited.who} {error or policy.how_it_ended(code)}"

@@ -105,7 +105,7 @@ class Program:
         self.world.say("left", f"{self.process.name} is done after {self.training.step} steps")
 
     def _call(self):
-        """A call of training."""
+        """A training call."""
         training, before = self.training, self.arrived_in
         self.world.place("in begin")
         training.begin()

@@ -19,7 +19,7 @@ def check_stop(reports, what, step, np):
     ends = reports.of("end", what=what)
     assert [row["step"] for row in ends] == [step] * np
     assert len({row["weights"] for row in ends}) == 1
-    # A later call of training begins as ever, and the rest of the epoch is its own.
+    # A later training call begins as ever, and the rest of the epoch is its own.
     assert [row["step"] for row in reports.of("again", what=what)] == [step + 5 - step % 5] * np
 
 

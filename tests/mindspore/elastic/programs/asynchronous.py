@@ -1,6 +1,6 @@
 """OUT MODE: pair averaging whose cluster changes, beside a worker that takes five times as long for a step.
 
-Compute is modelled by sleeping, so that cores don't decide. First a call of training without a slow worker; then one
+Compute is modelled by sleeping, so that cores don't decide. First a training call without a slow worker; then one
 that the fast one of two workers ends for both; then one in which 2 workers become 4, one of them dies, and 3 become 1.
 "graph" goes through ``Model.train``, "pynative" is a loop of one's own. Each worker reports its steps and what they
 took.
@@ -35,7 +35,7 @@ data = ElasticDataset(numbered(96), batch_size=4, seed=3)
 
 
 class StragglerWeights:
-    """What this worker does around each step, and what it knows of the present call of training."""
+    """What this worker does around each step, and what it knows of the current training call."""
 
     def __init__(self, call):
         self.call, self.elastic, self.met = call, None, False
