@@ -84,7 +84,7 @@ class Training:
                 yield
 
     def digest(self) -> str:
-        """Return a digest of what is the same at all workers."""
+        """Return a digest of what is the same on all workers."""
         return digest([p.asnumpy() for p in self._same])
 
 

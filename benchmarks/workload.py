@@ -48,7 +48,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Task:
-    """One measurement of one baseline, the same at all its ranks.
+    """One measurement of one baseline, the same on all its ranks.
 
     `counts` are the elements of each tensor; `groups` the tensors [begin, end) that travel together. A measurement is
     `samples` times `batch` calls, which take `sets` sets of buffers in turns.

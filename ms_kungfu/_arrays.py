@@ -52,7 +52,7 @@ def reducible(array: Array) -> tuple[Array, int]:
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16), _BFLOAT16
     raise TypeError(
-        f"can't reduce an array of {array.dtype}; supported are (u)int8 to 64, float16, bfloat16, float32 and float64"
+        f"can't reduce an array of {array.dtype}; supported types: (u)int8 to 64, float16, bfloat16, float32, float64"
     )
 
 

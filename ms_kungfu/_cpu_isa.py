@@ -1,4 +1,4 @@
-"""Work with the vector instruction sets that oneDNN can use. Pure.
+"""Work with the vector instruction sets that oneDNN can use. This module uses no clock and no I/O.
 
 oneDNN computes MindSpore's convolutions and matrix products on CPUs.
 """

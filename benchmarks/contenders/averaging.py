@@ -54,7 +54,7 @@ class Averaging(Contender):
         kind = OPTIMIZERS[task["optimizer"]]
         if task["optimizer"] not in self._steps:
             ms.set_context(mode=ms.GRAPH_MODE)
-            ms.set_seed(1)  # equal models at all workers
+            ms.set_seed(1)  # equal models on all workers
             net = NETWORKS[task["network"]]()
             plain = nn.Momentum(net.trainable_params(), 0.01, 0.9)
             optimizer = plain if kind is None else getattr(optimizers, kind)(plain)

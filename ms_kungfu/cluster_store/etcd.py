@@ -9,8 +9,9 @@ never overwrites a version that it hasn't read. If two clients have read the sam
 succeeds.
 
 2. If the answer to a write is lost, the client repeats the write at the next member, with the same comparison. At most
-one of the two attempts is applied, and the other attempt fails. Each write has a unique mark. If the second attempt
-fails, the mark shows whether the first attempt was applied. (`test_etcd_store.py`.)
+one of the two attempts is applied, and the other attempt fails. Each write contains a *mark*, a random string that
+identifies the write. If the second attempt fails, the mark shows whether the first attempt was applied.
+(`test_etcd_store.py`.)
 
 3. Reads are linearizable, which is etcd's default: a slow or partitioned member never returns data that is older than
 an earlier answer, because the member asks the leader. If there is no leader, the member reports an error, and the
@@ -51,10 +52,10 @@ class _Held:
 
     Args:
         revision: the key's revision; 0 if the key doesn't exist.
-        seen: etcd's revision at the read, over all of its keys.
+        seen: etcd's global revision when the key was read.
         version: the last version number; -1 if the key doesn't exist.
         cluster: the cluster; None if there is none.
-        mark: the unique mark of the write.
+        mark: a random string that identifies the write.
     """
 
     revision: int

@@ -199,7 +199,7 @@ class ConfigServer:
     def refuse_stranger(self, request: web.Request, what: str) -> web.Response | None:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token:
-            answer = sentence(401, f"{what} needs the job's secret: Authorization: Bearer <secret>")
+            answer = sentence(401, f'{what} needs the header "Authorization: Bearer SECRET" with the job\'s secret')
             answer.headers["WWW-Authenticate"] = "Bearer"
             return answer
         if not hmac.compare_digest(token.strip().encode("utf-8", "surrogateescape"), self.secret.encode()):

@@ -145,7 +145,7 @@ class ElasticDataset(Shares, ds.Dataset):
         ds.Dataset.__init__(self)
         if not (isinstance(source, ds.Dataset) or callable(source)):
             raise TypeError(
-                "the source of an ElasticDataset must be a mindspore.dataset pipeline, or a function of sample "
+                "the source of an ElasticDataset must be a mindspore.dataset pipeline, or a function that takes sample "
                 f"numbers, not {type(source).__name__}; for arrays, use mindspore.dataset.NumpySlicesDataset"
             )
         pipeline = pipelines.take_apart(source) if isinstance(source, ds.Dataset) else None

@@ -72,7 +72,7 @@ def indexed(
 
     Raises:
         TypeError: if `dataset` has an operation such as ``map`` (apply ``map`` to the result instead),
-            or if its samples already have numbers.
+            or if it already numbers its samples.
         ValueError: if the dataset shuffles, has shards or has no samples.
         OSError: if the folder can't be written.
     """
@@ -86,7 +86,7 @@ def indexed(
         raise ValueError(f"indexed: {name} has num_shards={shards}; give num_shards and shard_id to indexed() instead")
     if pipelines.is_numbered(dataset):
         raise TypeError(
-            f"indexed: the samples of a {name} already have numbers; give it to the ElasticDataset directly"
+            f"indexed: a {name} already numbers its samples; pass the dataset to ElasticDataset without indexed()"
         )
     if getattr(dataset, "shuffle_flag", 0) and not isinstance(dataset, ds.GeneratorDataset):
         raise ValueError(f"indexed: {name} shuffles, so its samples have no fixed numbers; pass shuffle=False to it")

@@ -287,7 +287,7 @@ class Shards:
 
 @dataclass(frozen=True)
 class Claim:
-    """The values of a step's record that must be equal in all workers' records of the step."""
+    """For one step, the values that must be the same in every worker's record."""
 
     version: int
     size: int

@@ -167,9 +167,9 @@ def _check_below(sampler: Any) -> None:
         draws = below.is_shuffled() and not isinstance(below, ds.SequentialSampler)  # also checks samplers below
         if draws and ds.config.get_seed() == _NO_SEED:
             raise ValueError(
-                f"a {name} before a {type(sampler).__name__} draws different samples in each pipeline and on each "
-                "worker if no seed is set, so the parts of split() would overlap; call mindspore.set_seed(n) first, "
-                "or use split(..., randomize=False) on a dataset with shuffle=False"
+                f"without a seed, a {name} before a {type(sampler).__name__} would draw different samples in each "
+                "pipeline and on each worker, and the parts of split() would overlap; call mindspore.set_seed(n) "
+                "first, or use split(..., randomize=False) on a dataset with shuffle=False"
             )
         below = below.child_sampler
 

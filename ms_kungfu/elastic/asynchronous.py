@@ -48,7 +48,7 @@ class AsynchronousSteps:
         return membership.no_change()
 
     def end(self) -> None:
-        """End the training call at all workers; collective."""
+        """End the training call on all workers; collective."""
         dataset = self.training.dataset
         if not self.training.should_stop:
             membership.sync_point_is_due(call=True)

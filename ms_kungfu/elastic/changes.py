@@ -45,7 +45,7 @@ class ClusterChanges:
         self.may_follow: Callable[[], bool] = lambda: True
         """A function that returns whether the cluster may change after this step.
 
-        It must return the same value at all workers.
+        It must return the same value on all workers.
         """
         self.defers_until: str | None = None
         """For the log: the condition under which `may_follow` allows a change again; None if this is soon."""

@@ -438,7 +438,7 @@ class Checkpointing:
         """
         now, rank, mine = self._training.training_state, runtime.current_rank(), program.current()
         path = os.path.abspath(folder.folder)
-        known = mine.call_of_checkpoint.get(path, 0)  # this value is the same at all workers
+        known = mine.call_of_checkpoint.get(path, 0)  # this value is the same on all workers
         if known > mine.calls:
             mine.call_of_state = known
             return False
@@ -493,7 +493,7 @@ class Checkpointing:
     ) -> list[str]:
         """Restore the components; collective.
 
-        Raise KungFuError at all workers if one worker can't continue from the file.
+        Raise KungFuError on all workers if one worker can't continue from the file.
         """
         refusal, differing = "", list[str]()
         try:

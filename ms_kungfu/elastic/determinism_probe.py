@@ -32,7 +32,9 @@ LOSS = "the loss"
 def difference(
     rows: Mapping[int, Sequence[int]], again: Mapping[int, Sequence[int]], names: Sequence[str | None]
 ) -> str | None:
-    """Describe how the ranks' gradients differ. Return None if all gradients that have a name are equal. Pure.
+    """Describe how the ranks' gradients differ. Return None if all gradients that have a name are equal.
+
+    This function has no side effects.
 
     `rows`: each rank's hashes of its gradients. `again`: the hashes from the second computation at the new ranks.
     """
@@ -50,7 +52,10 @@ def difference(
 
 
 def unequal(conditions: dict[int, Mapping[str, Any]]) -> str | None:
-    """Describe how the settings that affect numeric results differ between the ranks; None if they don't. Pure."""
+    """Describe how the settings that affect numeric results differ between the ranks; None if they don't.
+
+    This function has no side effects.
+    """
     first = min(conditions)
     for rank, each in conditions.items():
         if told := differences(conditions[first], each, f"at rank {first}", f"at rank {rank}"):
@@ -78,7 +83,7 @@ class DeterminismProbe:
         environment.
 
         Raises:
-            DivergenceError: at all workers, if the numeric environments or a gradient differ. If ``check`` is "warn",
+            DivergenceError: on all workers, if the numeric environments or a gradient differ. If ``check`` is "warn",
                 or if only the loss differs, the probe logs a warning instead.
         """
         if version == self._version:

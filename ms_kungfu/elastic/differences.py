@@ -27,7 +27,9 @@ def checksum(values: Array) -> str:
 
 
 def differing(everyones: Mapping[int, Mapping[str, Value]]) -> dict[str, dict[Value | None, list[int]]]:
-    """Return the names whose values differ between the ranks, in the lowest rank's order of names. Pure.
+    """Return the names whose values differ between the ranks, in the lowest rank's order of names.
+
+    This function has no side effects.
 
     The result maps each such name to a dict, which maps each value to the ranks that have it. For
     ranks that lack the name, the value is None.
@@ -55,7 +57,7 @@ class Consensus:
 
     def __str__(self) -> str:
         if self:
-            return "the same at all workers"
+            return "the same on all workers"
         name, groups = next(iter(self.differing.items()))
         told = "; ".join(f"{value or 'nothing'} at {', '.join(map(str, ranks))}" for value, ranks in groups.items())
         more = f" (and {len(self.differing) - 1} more)" if len(self.differing) > 1 else ""

@@ -34,7 +34,7 @@ class LastCheckpoint:
 
     checkpoints: Checkpointing
     statistics: StepStatistics
-    agreed: int = 0  # the signal that ends the job after this step, or 0; the same at all workers
+    agreed: int = 0  # the signal that ends the job after this step, or 0; the same on all workers
     _watch: membership.JobEnd | None = None
 
     def begin(self) -> None:

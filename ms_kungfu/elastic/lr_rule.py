@@ -1,4 +1,7 @@
-"""Compute the factor by which the learning rate is multiplied at a cluster size. Pure."""
+"""Compute the factor by which the learning rate is multiplied at a cluster size.
+
+This module uses no clock and no I/O.
+"""
 
 from __future__ import annotations
 

@@ -42,9 +42,9 @@ class PolicyRunner:
         self._wanted_size: int | None = None  # a size that a policy has chosen and that hasn't been requested yet
         self.pending_size: int | None = None
         """The size that was requested since the last change of the cluster. The next change sets it to None."""
-        # The chosen size and the previous size, if each worker is to keep its local batch at the chosen size. Other
-        # changes of the cluster, such as failures, don't affect this value. It applies until the cluster has the chosen
-        # size, or a policy chooses another size.
+        # The chosen size and the previous size, if each worker is to keep its local batch when the cluster gets the
+        # chosen size. Other changes of the cluster, such as failures, don't affect this value. It applies until the
+        # cluster has the chosen size, or a policy chooses another size.
         self._keeping: tuple[int, int] | None = None
         self._steps_at_size = 0
         self._began = time.monotonic()
@@ -88,7 +88,7 @@ class PolicyRunner:
         self._step_time = record.seconds
 
     def on_resized(self, new_size: int, dataset: Shares | None) -> None:
-        """Adjust the global batch after a change of the cluster. Called at all workers that remain.
+        """Adjust the global batch after a change of the cluster. Called on all workers that remain.
 
         This method is called before the state transfer, so that joining workers receive the adjusted batch.
         """
@@ -137,7 +137,7 @@ class PolicyRunner:
         decision, decider = agree(decision)
         if decision is None or not decision.changes:
             return
-        # The line is the same at all workers, so only rank 0 logs it at level INFO.
+        # The line is the same on all workers, so only rank 0 logs it at level INFO.
         level = logging.INFO if runtime.current_rank() == 0 else logging.DEBUG
         _log.log(level, 'policy: %s step=%d reason="%s"', describe(decision), training.step, decision.reason)
         if membership.speaks_for_all():

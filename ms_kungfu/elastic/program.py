@@ -79,8 +79,8 @@ class Program:
     checkpoint_folders: set[str] = field(default_factory=set)  # the checkpoint folders that this process has used
     # Folder -> the training call in which the newest checkpoint was written, if this process hasn't reached that call.
     call_of_checkpoint: dict[str, int] = field(default_factory=dict)
-    job: int = 1  # the number of this job in the checkpoint folder; the same at all workers
-    # The step of the last checkpoint, until that checkpoint is on the disk; the same at all workers.
+    job: int = 1  # the number of this job in the checkpoint folder; the same on all workers
+    # The step of the last checkpoint, until that checkpoint is on the disk; the same on all workers.
     checkpoint: int | None = None
     writes_checkpoint: bool = False  # whether this process writes that checkpoint
     told: Told = field(default_factory=Told)

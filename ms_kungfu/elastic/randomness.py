@@ -92,7 +92,10 @@ def _identity() -> str:
 
 
 def derived(name: str, state: Any, identity: str) -> int:
-    """Derive a seed below 2**63 from another worker's `state` and this worker's `identity`. Pure."""
+    """Derive a seed below 2**63 from another worker's `state` and this worker's `identity`.
+
+    This function has no side effects.
+    """
     return _number([name, state, identity])
 
 

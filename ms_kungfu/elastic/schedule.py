@@ -1,4 +1,4 @@
-"""Parse schedules. A schedule maps steps to cluster sizes. Pure."""
+"""Parse schedules. A schedule maps steps to cluster sizes. This module uses no clock and no I/O."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def entries(schedule: Schedule | None) -> list[tuple[int, int]]:
 def newcomers_ahead(known: Sequence[tuple[int, int]], step: int, size: int) -> tuple[int, int]:
     """Return how many new workers the next resize in a schedule needs, and the size of the cluster after it.
 
-    `known` contains the schedule's `entries`. The next resize is at the first entry, at `step` or later, whose size
-    isn't `size`. Return (0, size) if there is no such entry, or if the cluster shrinks at that entry.
+    `known` contains the schedule's `entries`. The next resize is the first entry that is at `step` or later and has a
+    size other than `size`. Return (0, size) if there is no such entry, or if the cluster shrinks at that entry.
 
     Later entries are ignored: workers for them would wait for a long time, and would compete for resources with the
     workers that the next resize needs.

@@ -93,9 +93,9 @@ class ShardLoop:
                 return loss
 
     def _names(self, count: int) -> list[str]:
-        """Return the names of the gradients and of the loss in the order of their hashes.
+        """Return the names of the gradients and of the loss, in the order in which their hashes are stored.
 
-        The hashes are sorted by dtype (kernels/common/groups.h).
+        The hashes are stored in groups of one dtype (kernels/common/groups.h).
         """
         if len(self._parameters) + 1 == count:
             names = [f"the gradient of {p.name!r}" for p in self._parameters]

@@ -57,7 +57,7 @@ class ShardedStep:
             tensors, all with float dtypes.
         update: a function, cell or optimizer that is called with the gradients. An optimizer of
             ms_kungfu doesn't reduce these gradients again.
-        trained: the cells and optimizers, also in lists, that `forward_backward` and `update` use, if
+        trained: the cells and optimizers, or lists of them, that `forward_backward` and `update` use, if
             these are functions. The step keeps the moving statistics of these cells equal on all
             workers, and disables the optimizers' own reduction. If a network's moving statistics belong
             to no ShardedStep, training fails in its first step with an error that names them.
@@ -67,8 +67,8 @@ class ShardedStep:
         ValueError: if an optimizer averages models instead of gradients, overlaps its reduction, or
             sums over the workers. Also if a column doesn't come from the iterator, and on devices other
             than CPUs.
-        KungFuError: if no step of an `ElasticDataset` with shards is in progress.
-        DivergenceError: at all workers, in the first step with a new worker. One cause is that the
+        KungFuError: if it is called outside a step of an `ElasticDataset` with shards.
+        DivergenceError: on all workers, in the first step with a new worker. One cause is that the
             workers have different versions, instruction sets or numbers of cores. Another cause is that
             two computations of the same shard, at one worker or at two, give different gradients. The
             message names the parameter. With ``shards_check="warn"``, the difference is only logged.
@@ -105,8 +105,7 @@ class ShardedStep:
         batches = ShardBatches.current()
         if batches is None:
             raise KungFuError(
-                "no step of an ElasticDataset with shards is in progress; call the ShardedStep in a loop over such a "
-                "dataset"
+                "the ShardedStep was called outside a step; call it in a loop over an ElasticDataset with shards"
             )
         place = _places(columns, batches.batch(batches.first))
 

@@ -44,7 +44,7 @@ def from_the_nearest(root: int, content: Callable[[], int] | None) -> Iterator[N
     """In this context, receive `root`'s broadcasts from a rank on the same host that has the same bits; collective.
 
     All ranks compute the same source ranks, because they gather the same rows. If a source rank fails, the broadcast
-    fails at all ranks, as if the root had failed.
+    fails on all ranks, as if the root had failed.
 
     Args:
         content: a function that returns a hash of the data that this rank could send. Pass None if this rank doesn't
@@ -228,7 +228,10 @@ def described(parameters: Iterable[Any]) -> list[str]:
 
 
 def first_difference(everyones: Mapping[int, Sequence[str]]) -> str:
-    """Return an error message that names the first Parameters that differ between two ranks. Pure."""
+    """Return an error message that names the first Parameters that differ between two ranks.
+
+    This function has no side effects.
+    """
     first = min(everyones)
     for rank, mine in everyones.items():
         if list(mine) == list(everyones[first]):
@@ -290,7 +293,7 @@ def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, pref
     """Receive data from the lowest living rank that is able to send it; collective.
 
     `able`: whether this rank can send the data. If the rank `preferred` is able, it sends instead. If the sender fails
-    during the transfer, the next able rank replaces it. Raise StateLostError at all ranks if no rank is able.
+    during the transfer, the next able rank replaces it. Raise StateLostError on all ranks if no rank is able.
     """
 
     def choose(answers: Mapping[int, Array]) -> int:

@@ -11,7 +11,9 @@ _GAIN = 1.1  # new weights must shorten a step by at least this factor, because 
 
 
 def speeds(seconds: dict[int, float], size: int) -> list[int]:
-    """Return each rank's speed as an integer. The fastest rank has the speed 1000. Pure.
+    """Return each rank's speed as an integer. The fastest rank has the speed 1000.
+
+    This function has no side effects.
 
     `seconds` maps ranks to their seconds per shard. A rank that isn't in `seconds` has the speed 1000.
     """
@@ -20,7 +22,9 @@ def speeds(seconds: dict[int, float], size: int) -> list[int]:
 
 
 def longest(shards: int, seconds: dict[int, float], weights: list[int]) -> float:
-    """Return the time that the slowest worker needs for its shards if the shards are assigned by `weights`. Pure.
+    """Return the time that the slowest worker needs for its shards if the shards are assigned by `weights`.
+
+    This function has no side effects.
 
     If `weights` is empty, each worker gets about the same number of shards.
     """

@@ -68,7 +68,7 @@ class ElasticTraining:
             each change of the cluster and before a checkpoint. None means the moving means and
             variances of MindSpore's normalization cells. With ``()`` nothing is averaged, and training
             continues with the lowest rank's values after a resize.
-        checkpoint_dir: the folder of the checkpoints, at all workers (`ms_kungfu.elastic.checkpoint`).
+        checkpoint_dir: the folder of the checkpoints, on all workers (`ms_kungfu.elastic.checkpoint`).
         checkpoint_every: the number of steps between checkpoints. With None, no checkpoints are written
             automatically.
         keep_checkpoints: the number of checkpoints to keep.
@@ -254,7 +254,7 @@ class ElasticTraining:
         self._synchronous.begin()
 
     def request_stop(self) -> None:
-        """Request that training end at all workers after the same step.
+        """Request that training end on all workers after the same step.
 
         A single worker may request the stop. All workers agree on the stop in the next `step_end`, which
         may be in the next epoch. Afterwards `should_stop` is true. An asynchronous worker should leave its

@@ -70,7 +70,7 @@ class LastStep:
             raise KungFuError(
                 f"step {step}: rank {ranks} failed between two gradient reductions, and the step can't be "
                 "undone. ms_kungfu saves the state before a step only if an earlier step had several "
-                "reductions, and none had. Resume from a checkpoint"
+                "reductions, and no earlier step had more than one. Resume from a checkpoint"
             )
         for tensor, values in kept:
             inventory.assign(tensor, values)

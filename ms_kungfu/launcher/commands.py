@@ -204,10 +204,10 @@ def _main(
 
 
 def _url_of_job(program: str, pid: int | None) -> str:
-    """Return the URL of a job's config server. The job is that of launcher `pid`, or the user's only job here.
+    """Return the URL of a job's config server.
 
-    A job that can't be resized counts as a job, too. The user may mean that job, and the command must not change
-    another one instead.
+    The job is the one that launcher `pid` runs. If `pid` is None, it is the user's only job on this machine. If there
+    are several, raise UsageError, even if only one of them can be resized: the user may mean another one.
     """
     jobs = _jobs_of_this_user(pid)
     if not jobs:

@@ -83,7 +83,7 @@ def find(environ: Mapping[str, str], nodes: Collection[str], *, host: str, singl
 
     `nodes`: the names of the files in /dev. `host`: this host's name in the cluster. `single`: true if the job will
     never have more than one worker. `allow_nvlink`: true if each worker sees all GPUs, and DEVICE_ID names its own GPU.
-    Without that, NCCL before CUDA 10.1 finds no NVLink to a GPU that its process doesn't see.
+    Without that, with CUDA before 10.1, NCCL finds no NVLink to a GPU that its process doesn't see.
 
     Raises DeviceListError and RankTableError.
     """

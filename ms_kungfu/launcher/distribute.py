@@ -209,7 +209,7 @@ class _Distribution:
         if timer is not None:
             timer.cancel()
         for host, (code, how) in self._gone.items():
-            if code != self._code:  # with the same code, the host ended because the job has ended
+            if code != self._code:  # with the same code, the command ended because the job ended
                 went_on = "were left to end on their own" if self._why else "continued without it"
                 failed(PROGRAM, f"{host.name} was lost: {how}; the others {went_on}", code)
         return failed(PROGRAM, self._why, self._code) if self._why else 0

@@ -33,8 +33,7 @@ NO_TORCHRUN_FLAGS = {
 }
 _NO_RESTARTS = (
     "torchrun restarts all workers after a failure; kungfu-run doesn't: the other workers continue. -max-restarts "
-    "limits how "
-    "often -recover replace or -standby start a worker again"
+    "limits how often -recover=replace or -standby starts a worker again"
 )
 _KINDS_OF_EACH = ("auto", "cpu", "gpu")  # torchrun's values for --nproc-per-node that aren't numbers
 
@@ -77,17 +76,17 @@ HOST_FLAGS: dict[str, dict[str, Any]] = {
         "metavar": "FILE",
     },
     "self": {
-        "help": "which host of -H this one is (default: the host that has an address of this machine); with -join, "
+        "help": "which host in -H this one is (default: the host that has an address of this machine); with -join, "
         "this host's address and its number of slots: ADDRESS:SLOTS (default: 1 slot)",
         "metavar": "ADDRESS",
     },
     "nic": {
-        "help": "a network interface of this machine; this host is the host of -H that has the interface's address",
+        "help": "a network interface of this machine; this host is the host in -H that has the interface's address",
         "metavar": "NAME",
     },
     "placement": {
         "help": "with several hosts: even (default) assigns the next worker to the host with the fewest workers among "
-        "those with a free slot; fill assigns it to the first host of -H with a free slot, as KungFu does at the start",
+        "those with a free slot; fill assigns it to the first host in -H with a free slot, as KungFu does at the start",
         "type": _placement,
         "metavar": "HOW",
     },
@@ -234,7 +233,7 @@ def _settle_torchruns(flags: Namespace) -> None:
         )
     few = [host for host in hosts.each if host.slots is not None and host.slots < each]
     if few:
-        raise UsageError(f"--nproc-per-node {each} is more than the slots of -H {few[0]}; write {few[0].name}:{each}")
+        raise UsageError(f"--nproc-per-node {each} is more than the slots in -H {few[0]}; write {few[0].name}:{each}")
     flags.size = each * count
     if least < most:
         if flags.min_size is not None:

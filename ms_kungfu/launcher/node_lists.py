@@ -6,6 +6,8 @@ import itertools
 import re
 from collections.abc import Iterator
 
+_NODES = "expected a list like gpu[01-03],login"
+_NUMBERS = "expected numbers with optional repeat counts, such as 2(x3),1"
 _MOST = 65536  # Slurm's own limit on a list
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
@@ -31,10 +33,10 @@ def counts_of(text: str) -> list[int]:
     for part in text.split(","):
         match = _COUNT.fullmatch(part)
         if match is None:
-            raise ValueError(f"{_shown(text)} is not a list of numbers like 2(x3),1: {_shown(part)} isn't a number")
+            raise ValueError(f"{_shown(text)} is not a list of numbers: {_shown(part)} isn't a number; {_NUMBERS}")
         times = int(match[2] or 1)
         if not times or len(found) + times > _MOST:
-            raise ValueError(f"{_shown(text)} is not a list of numbers like 2(x3),1: {_shown(part)} isn't a number")
+            raise ValueError(f"{_shown(text)} is not a list of numbers: {_shown(part)} isn't a number; {_NUMBERS}")
         found += [int(match[1])] * times
     return found
 
@@ -45,13 +47,13 @@ def _parts(text: str) -> list[str]:
     for letter in text:
         depth += (letter == "[") - (letter == "]")
         if depth not in (0, 1):
-            raise ValueError(f"{_shown(text)} is not a list of nodes like gpu[01-03],login: its brackets don't match")
+            raise ValueError(f"{_shown(text)} is not a list of nodes: its brackets don't match; {_NODES}")
         if letter == "," and not depth:
             parts.append("")
         else:
             parts[-1] += letter
     if depth:
-        raise ValueError(f"{_shown(text)} is not a list of nodes like gpu[01-03],login: its brackets don't match")
+        raise ValueError(f"{_shown(text)} is not a list of nodes: its brackets don't match; {_NODES}")
     return parts
 
 
@@ -59,9 +61,7 @@ def _expanded(part: str, text: str) -> Iterator[str]:
     # Names and ranges alternate. The name before or after a range may be empty.
     pieces = re.split(r"\[([^]]*)\]", part)
     if not part or not all(_NAME.fullmatch(name) for name in pieces[::2] if name):
-        raise ValueError(
-            f"{_shown(text)} is not a list of nodes like gpu[01-03],login: {_shown(part)} contains no node"
-        )
+        raise ValueError(f"{_shown(text)} is not a list of nodes: {_shown(part)} contains no node; {_NODES}")
     choices = [list(_numbers(piece, text)) if number % 2 else [piece] for number, piece in enumerate(pieces)]
     return ("".join(each) for each in itertools.product(*choices))
 
@@ -72,9 +72,7 @@ def _numbers(ranges: str, text: str) -> Iterator[str]:
         match = _RANGE.fullmatch(piece)
         low, high = (match[1], match[2] or match[1]) if match else ("1", "0")
         if int(high) < int(low):
-            raise ValueError(
-                f"{_shown(text)} is not a list of nodes like gpu[01-03],login: {_shown(piece)} is not a range"
-            )
+            raise ValueError(f"{_shown(text)} is not a list of nodes: {_shown(piece)} is not a range; {_NODES}")
         if int(high) - int(low) >= _MOST:
             raise ValueError(f"{_shown(text)} has more than {_MOST} nodes")
         for number in range(int(low), int(high) + 1):

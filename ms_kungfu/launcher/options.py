@@ -274,7 +274,7 @@ class Options:
     )
     max_restarts: int = _flag(
         "max-restarts",
-        "with -recover replace or -standby: how often within 5 minutes the worker in one slot, or a standby, may be "
+        "with -recover=replace or -standby: how often within 5 minutes the worker in one slot, or a standby, may be "
         f"replaced (default {_MAX_RESTARTS})",
         type=integer(0),
         metavar="N",
@@ -305,7 +305,7 @@ class Options:
     msrun_size: int | None = _flag(
         "msrun-size",
         "with --msrun: the number of ranks that the program always sees, which is the maximum number of workers "
-        "(default: the slots of -H, else -np)",
+        "(default: the slots in -H, else -np)",
         type=integer(1),
         metavar="V",
     )
@@ -408,8 +408,8 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
     # -max-restarts 0 is torchrun's default, and is accepted because kungfu-run never restarts all workers.
     if flags.max_restarts and flags.recover is not Recover.REPLACE and not flags.standbys:
         raise UsageError(
-            "-max-restarts requires -recover replace or -standby: it limits how often these start a worker again; "
-            "unlike torchrun, kungfu-run never restarts all workers"
+            "-max-restarts requires -recover=replace or -standby: -max-restarts limits how often -recover=replace or "
+            "-standby starts a worker again; unlike torchrun, kungfu-run never restarts all workers"
         )
     if flags.cores_per_worker is not None:
         if not flags.affinity:

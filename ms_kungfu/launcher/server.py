@@ -87,7 +87,7 @@ class Server(Generic[C]):
         self._unproved: dict[asyncio.Task[None], tuple[Stream, float]] = {}  # oldest first, each with its start time
         self._proved: set[asyncio.Task[None]] = set()
         self._troubles: set[str] = set()  # the errors that have been logged
-        # If the process may open only few descriptors, clients must not use all of them.
+        # If the process can open only a few descriptors, clients must not use all of them.
         self.most_unproved = connection_limit(self.most_unproved)
 
     # ---- methods that each kind of server defines ----

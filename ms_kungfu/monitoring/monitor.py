@@ -43,7 +43,7 @@ _SUMMARY = (
 
 
 class Monitor:
-    """Measure training, and record the same figures at all workers; see docs/monitoring.md.
+    """Measure training, and record the same figures on all workers; see docs/monitoring.md.
 
     Pass the monitor to `MonitorCallback`, `KungFuElasticCallback` or `ElasticTraining`. In any other
     loop, call `begin` once, and then `step_end` after each step. In measured steps, `step_end` is

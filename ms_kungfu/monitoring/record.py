@@ -1,4 +1,4 @@
-"""Define the record of one step's measurements. Pure."""
+"""Define the record of one step's measurements. This module uses no clock and no I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 class StepRecord:
     """The measurements of one step.
 
-    The workers exchange their measurements, so the record is the same at all workers, except for
+    The workers exchange their measurements, so the record is the same on all workers, except for
     `received_from` and `bandwidth_from`. Times are in seconds. None means that a value isn't known. For
     example, the loss isn't known if the program doesn't report it. If the monitor measures only every
     `interval`-th step, times and bytes are the mean over the steps since the last record.
@@ -30,8 +30,9 @@ class StepRecord:
         communication_seconds: the time in collectives, at the worker that spent the least time in them.
             That worker arrived last, so it didn't wait for another worker.
         exposed_seconds: for how much of the time in collectives the program had to wait. The rest of
-            the time was hidden behind the backward pass.
-        hidden_fraction: the fraction of all workers' time in collectives that was hidden, 0 to 1.
+            the time overlapped with the backward pass.
+        hidden_fraction: the fraction of all workers' time in collectives that overlapped with the
+            backward pass, 0 to 1.
         received_bytes: for each worker, the bytes that it received from all other workers.
         received_from: the bytes that this worker received from each rank.
         bandwidth_from: `received_from` divided by `communication_seconds`, in bytes per second.

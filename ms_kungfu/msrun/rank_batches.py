@@ -158,7 +158,7 @@ def end() -> None:
         _step.proven_for = _step.members
     elif not cells.has_optimizers() or (cells.updates(), cells.trained_by_groups()) != _step.updates:
         raise refused(
-            "training with fewer workers than ranks and gradients that aren't computed rank by rank",
+            "with fewer workers than ranks, training with gradients that aren't computed rank by rank",
             f"this worker does the work of {len(sizes)} of {world.size()} ranks, but its update didn't use a gradient "
             "function that can be called once per rank (as under msrun), so its gradients may have "
             "another scale; " + _REMEDY.format(size=world.size()),

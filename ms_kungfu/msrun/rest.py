@@ -45,7 +45,9 @@ def named(cells: Iterable[Any]) -> dict[str, Any]:
 
 
 def apart(everyones: Mapping[int, Iterable[str]]) -> dict[str, list[int]]:
-    """Return each name that only some ranks have, with the ranks that have it. Pure.
+    """Return each name that only some ranks have, with the ranks that have it.
+
+    This function has no side effects.
 
     The names are sorted by the lowest rank that has them.
     """

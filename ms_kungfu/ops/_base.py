@@ -150,8 +150,8 @@ class Collective(Primitive):
             )
         if not self.copies and element(dtype) not in _DTYPES:
             raise TypeError(
-                f"{self.name} doesn't support a tensor of {element(dtype)}; supported are float16, bfloat16, float32, "
-                "float64 and (u)int8 to (u)int64"
+                f"{self.name} doesn't support a tensor of {element(dtype)}; supported types: float16, bfloat16, "
+                "float32, float64 and (u)int8 to (u)int64"
             )
 
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:

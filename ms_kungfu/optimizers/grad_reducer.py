@@ -103,11 +103,11 @@ class KungFuGradReducer(nn.Cell):
             `parameters`, the first reduction checks that the ranks' parameters are equal. If they
             differ, and nothing has made them equal, every rank raises an error.
         mean: whether the result is the mean over the ranks that took part (True), or the sum (False).
-        name: the name of the reducer's operations, which must be the same at all ranks.
+        name: the name of the reducer's operations, which must be the same on all ranks.
         fusion: overrides MindSpore's configuration. Use ``"none"``, ``"auto"`` or ``{"mode": ...,
             "config": ...}``.
         overlap: whether groups are reduced in the background during the backward pass. It must be the
-            same at all ranks. With None, overlap is on only in GRAPH mode on CPUs, if there are several
+            same on all ranks. With None, overlap is on only in GRAPH mode on CPUs, if there are several
             groups and the job began on several hosts (docs/overlap.md).
 
     Raises:

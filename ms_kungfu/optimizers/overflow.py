@@ -41,7 +41,7 @@ class OverflowAgreement(nn.Cell):
             overflow: a tensor of bool, or of numbers. A number counts as an overflow if it isn't 0.
 
         Returns:
-            A tensor of bool, the same at all ranks.
+            A tensor of bool, the same on all ranks.
         """
         # The number itself isn't cast to an integer, because 0.5 would become 0, but it is an overflow.
         return ops.cast(self.all_reduce(ops.cast(ops.not_equal(overflow, 0), ms.int32)), ms.bool_)
@@ -65,7 +65,7 @@ class Agreeing(Mended):
             compute_output: the argument of MindSpore's cell.
 
         Returns:
-            A tensor of bool, the same at all ranks.
+            A tensor of bool, the same on all ranks.
         """
         return self.agree(super(Agreeing, self).get_overflow_status(status, compute_output))  # type: ignore[misc]  # noqa: UP008
 

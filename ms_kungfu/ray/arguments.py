@@ -1,4 +1,7 @@
-"""Check the arguments of `ms_kungfu.ray.run`, with messages that name these arguments instead of flags. Pure."""
+"""Check the arguments of `ms_kungfu.ray.run`. Errors name these arguments instead of flags.
+
+This module uses no clock and no I/O.
+"""
 
 from __future__ import annotations
 

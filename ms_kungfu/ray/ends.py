@@ -1,4 +1,7 @@
-"""Describe how the function of `ms_kungfu.ray.run` has ended on each worker, and derive the caller's result. Pure."""
+"""Describe how the function of `ms_kungfu.ray.run` has ended on each worker, and derive the caller's result.
+
+This module uses no clock and no I/O.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Decide on which of Ray's nodes workers run, how many run on each, and the hosts' names. Pure."""
+"""Decide on which of Ray's nodes workers run, how many run on each, and the hosts' names.
+
+This module uses no clock and no I/O.
+"""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def _conditions(folder: Path, jobs: set[str]) -> dict[str, Mapping[str, Any]]:
 
 
 def _cores(machine: Mapping[str, Any]) -> set[int]:
-    """Return the cores on which the program runs. Their number is the number of cores that each worker had."""
+    """Return the cores on which the program runs: as many as each worker had in the recorded job."""
     allowed, cores = sorted(os.sched_getaffinity(0)), machine.get("cores", 1)
     if cores > len(allowed):
         raise KungFuError(

@@ -159,7 +159,7 @@ class TraceFile {
   }
 
   // In a forked child, a copied mutex may be locked by a thread that doesn't exist there. So
-  // callers check this first, before they take a lock.
+  // callers first check whether they run in a forked child, before they take a lock.
   bool IsCopy() const { return process_->IsCopy(); }
 
   uint32_t Name(const std::string& name, uint64_t version, uint64_t* n) {

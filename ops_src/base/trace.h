@@ -97,7 +97,7 @@ class KF_API Trace {  // exported, because the bindings must use the same static
   // adds to the total time but gets no event of its own.
   static void AddWait(uint64_t began_ns, uint32_t rank) noexcept;
   static constexpr uint32_t kOtherHosts = UINT32_MAX;
-  // Adds an event for work of the program that lasted from `began_ns` until now.
+  // Adds an event for program work that began at `began_ns` and ends now.
   static void AddProgram(const std::string& name, uint64_t began_ns) noexcept;
 
   // Record the parts of a training step that are visible from outside MindSpore. `compute` ends at

@@ -40,8 +40,9 @@ class Traffic {
     (root < 0 ? from_each_ : from_root_[static_cast<uint32_t>(root)])
         .fetch_add(received_bytes, std::memory_order_relaxed);
   }
-  // Counts the time since `began` as hidden. During this time, a background thread of this library
-  // ran operations, and the program didn't wait for that thread.
+  // Counts the time since `began` as time that overlapped with the program's work. During this
+  // time, a background thread of this library ran operations, and the program didn't wait for that
+  // thread.
   void CountHidden(uint64_t began) { hidden_.fetch_add(Ticks() - began, std::memory_order_relaxed); }
   // Counts the time since `began`, during which the program waited for the background thread.
   void CountWait(uint64_t began) { waited_.fetch_add(Ticks() - began, std::memory_order_relaxed); }

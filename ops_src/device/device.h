@@ -19,9 +19,9 @@
 
 namespace kungfu::device {
 
-// Runs all device operations on one thread. So all ranks launch the same operations in the same
-// order, even if their callers use different orders and threads. Session describes how the ranks
-// agree on the order.
+// Runs all device operations of this process on one thread, in an order on which all ranks agree
+// (see Session). So all ranks launch the same operations in the same order, even if their callers
+// use different orders and threads.
 //
 // Thread-safe.
 class Device {

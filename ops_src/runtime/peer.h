@@ -30,8 +30,8 @@ class Peer {
   using ResizeHandler = std::function<ResizeOutcome(uint32_t size)>;
   using JoinHandler = std::function<void()>;
 
-  // Returns the single peer of this process. It is never destroyed, because MindSpore's threads may
-  // outlive static destructors.
+  // Returns the only Peer object of this process. It is never destroyed, because MindSpore's
+  // threads may outlive static destructors.
   static Peer& Get();
 
   // Returns the current communicator. If a join handler is set, calls it first.

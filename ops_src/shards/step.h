@@ -113,7 +113,7 @@ struct Written {
 // another step begins.
 class Step {
  public:
-  // Returns the single step object of this process. It is never destroyed.
+  // Returns the only step object of this process. It is never destroyed.
   static Step& Get();
 
   void Begin(std::shared_ptr<Communicator> communicator, const Plan& plan, const std::vector<Statistic>& statistics);

@@ -1,5 +1,5 @@
-// Gives one worker access to the models of workers on other hosts, in one cluster version. Requests
-// go through the host's model transport.
+// Gives one worker access to the models of workers on other hosts, until the cluster version ends.
+// Requests go through the host's model transport.
 #ifndef KUNGFU_STORE_OTHER_HOSTS_H_
 #define KUNGFU_STORE_OTHER_HOSTS_H_
 

@@ -104,10 +104,10 @@ class PeerStore {
   // `here` may have to join the cluster first, so it is called only if other ranks are needed.
   explicit PeerStore(std::function<Position()> here) : here_(std::move(here)) {}
 
-  // Sets the access to other hosts' models in a cluster version that is about to begin.
+  // Lets this process read other hosts' models in a cluster version that is about to begin.
   void AddOtherHosts(uint64_t cluster_version, std::shared_ptr<OtherHosts> others);
-  // Drops the access to other hosts' models in all versions except `cluster_version`. Call it when
-  // this version has begun, or when a later version could not begin.
+  // For every version except `cluster_version`, stops this process from reading other hosts'
+  // models. Call it when this version has begun, or when a later version could not begin.
   void KeepOtherHosts(uint64_t cluster_version);
 
   // Sets the two functions. Without them, only this process can use the store.

@@ -5,7 +5,7 @@
 
 A *history* is an epoch of twelve steps from the same first weights on, and what happens to the cluster meanwhile, drawn
 from a seed of its own: its first size, growing and shrinking, SIGKILLs at a shard or some milliseconds later (several
-at once, the lowest rank among them), SIGSTOPs, and workers that are slow. It ends with one SHA-256, at all its workers,
+at once, the lowest rank among them), SIGSTOPs, and workers that are slow. It ends with one SHA-256, on all its workers,
 of weights, optimizer state and moving statistics, which has to be that of one worker to which nothing happens.
 
 `AT_ONCE` histories follow one another in one job, since starting processes is what takes time: between them all

@@ -202,7 +202,7 @@ TEST(Cluster, FewBytesGoWithTheHostsWords) {
       later = sums(32);
     }
     fault_hook = nullptr;
-    const int each = layout.back() == 1 ? 2 : 8;  // doublings of an operation, at all hosts
+    const int each = layout.back() == 1 ? 2 : 8;  // doublings of an operation, on all hosts
     EXPECT_EQ(later, 2 * each);
     EXPECT_GT(at_first, later);
   }

@@ -362,7 +362,8 @@ def test_gradients_of_any_loss_are_those_of_all_ranks(cases, tmp_path, kungfu_ru
 def test_a_gradient_that_is_not_made_rank_by_rank_is_refused(tmp_path, kungfu_run):
     said = Looping(kungfu_run, tmp_path, 1, "vjp", program=GRADIENTS, world=4).end(1)
     assert (
-        "training with fewer workers than ranks and gradients that aren't computed rank by rank isn't supported" in said
+        "with fewer workers than ranks, training with gradients that aren't computed rank by rank isn't supported"
+        in said
     )
     assert "start with -np 4 (the -msrun-size)" in said
 

@@ -176,7 +176,7 @@ def test_limits_of_recovery_are_checked():
     options = parse_command_line(words.split())
     assert (options.min_size, options.max_restarts, options.standbys) == (3, 2, 1)
     assert refusal("-w", "-np", "2", "-min-np", "3", "sh") == "-np 2 is less than -min-np 3"
-    assert refusal("-w", "-max-restarts", "2", "sh").startswith("-max-restarts requires -recover replace or -standby")
+    assert refusal("-w", "-max-restarts", "2", "sh").startswith("-max-restarts requires -recover=replace or -standby")
     assert "at least 1" in refusal("-w", "-min-np", "0", "sh")
 
 

@@ -132,7 +132,7 @@ def test_cluster_that_one_host_cannot_run_is_refused_with_the_host_name():
         many.check(Cluster(workers), ())
     uneven = of("a:300,b:1")
     workers = (*(PeerID("a", 1 + i) for i in range(256)), PeerID("b", 1))
-    with pytest.raises(HostError, match="256 workers on a: at most 255 per host of several; add hosts with -H"):
+    with pytest.raises(HostError, match="256 workers on a: at most 255 per host in a job with several hosts; add"):
         uneven.check(Cluster(workers), ())
     with pytest.raises(HostError, match="256 workers on a: at most 255"):
         uneven.first_cluster(257, WORKER_PORTS, 38080, 0)

@@ -50,8 +50,8 @@ class Departure:
         - After SIGTERM, this host leaves if the controller decides that the job can continue without it. If the
           controller runs on this host and can move, another host then controls the job.
         - After any other signal, the controller ends the job on all hosts within -grace-period.
-        - After a second signal to this launcher, the job ends at once. This host ends even if the controller doesn't
-          react.
+        - After a second signal to this launcher, the job ends at once. This launcher exits even if the controller
+          doesn't react.
         - If the job has ended already, a signal limits the time for writing the remaining output to `_OUTPUT_S`. A
           second signal drops the remaining output.
         """

@@ -77,7 +77,11 @@ class EndOfWorkers:
             wait.cancel()
 
     def all_on(self, host: str, reason: str) -> None:
-        """Kill the host's workers that are in the cluster, which counts as a failure. Dismiss its removed workers."""
+        """End all workers of a host.
+
+        The host's workers that are in the cluster are killed. This counts as a failure. The host's workers that have
+        left the cluster get SIGTERM (`dismiss`).
+        """
         for process in self.processes:
             if process.host != host or process.is_ending:
                 continue
@@ -127,6 +131,7 @@ class EndOfWorkers:
                 self._signal(signal.SIGTERM, process)
 
     def dismiss(self, process: Process) -> None:
+        """End a process that is no longer needed: send SIGTERM, and SIGKILL some seconds later."""
         process.to(WorkerState.DISMISSED)
         self._signal(signal.SIGTERM, process)
         self._signal(signal.SIGCONT, process)
@@ -140,7 +145,7 @@ class EndOfWorkers:
                 self.dismiss(process)
 
     def clear_slots(self) -> None:
-        """Dismiss removed workers that are still running, if another worker needs their port or device."""
+        """Dismiss workers that have left the cluster but still run, if another worker needs their port or device."""
         for process in self.processes.in_the_way():
             _log.warning('worker dismissed: %s reason="it has left the cluster, and its slot is needed"', process.who)
             self.dismiss(process)

@@ -20,8 +20,8 @@ from ms_kungfu.launcher.state.policy import Recover
 from ms_kungfu.launcher.wire import messages as m
 
 _LOOK_S = 0.2  # interval of checks for broken connections between hosts
-# When a host ends, all its connections close. Its connections to other hosts may close a moment before the controller
-# notices that the host has ended.
+# When a host's launcher exits, all its connections close. Its connections to other hosts may close a moment before the
+# controller notices that the launcher has exited.
 _HOST_FIRST_S = 1.0
 # time for several hosts to report, one after another, which hosts can't reach each other
 _LAST_NEWS_S = 2.0

@@ -268,10 +268,11 @@ class RemoteHosts:
     def lose(self, agent: RemoteAgent, why: str) -> None:
         if agent.lost:
             return
-        # A host ends when it is notified of its own loss. If another controller may take over, notify the host only
-        # when the snapshot contains its loss. Otherwise, a controller that has stepped down, or that fails before the
-        # write, could end a host with which the next controller would continue. Until the snapshot contains the loss,
-        # the host gets no message. After -host-timeout without a message, the host reads the snapshot.
+        # A host's launcher exits when it is notified of the host's loss. If another controller may take over, notify
+        # the host only when the snapshot contains its loss. Otherwise, a controller that has stepped down, or that
+        # fails before the write, could end a host with which the next controller would continue. Until the snapshot
+        # contains the loss, the host gets no message. After -host-timeout without a message, the host reads the
+        # snapshot.
         agent.give_up(why, tells=self.lease is None or not self.workers.done())
         if self.workers.done():
             self.events.host_lost(agent.name, why)

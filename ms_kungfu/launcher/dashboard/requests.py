@@ -116,8 +116,8 @@ def check_token(headers: Mapping[str, str], token: str) -> None:
     # Compare in constant time, and accept any text in the header.
     is_right = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token.encode())
     if scheme.lower() != "bearer" or not is_right:
-        raise Refused(401, "a command needs the token of the URL that kungfu-run has printed: "
-                      "Authorization: Bearer TOKEN")  # fmt: skip
+        raise Refused(401, 'a command needs the header "Authorization: Bearer TOKEN"; TOKEN is in the URL that '
+                      "kungfu-run has printed")  # fmt: skip
 
 
 COMMANDS: dict[str, Reads[Any]] = {"resize": Reads(Resize), "evict": Reads(Evict), "stop": Reads(Stop)}

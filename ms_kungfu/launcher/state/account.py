@@ -1,4 +1,7 @@
-"""Add up a job's events, in bounded memory, for the summary that is logged when the job ends. Pure."""
+"""Add up a job's events, in bounded memory, for the summary that is logged when the job ends.
+
+This module uses no clock and no I/O.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Track the state of a job and the outcome with which it ends. Pure."""
+"""Track the state of a job and the outcome with which it ends. This module uses no clock and no I/O."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class HostError(ValueError):
 
 
 class Host(Struct, frozen=True):
-    """One host of ``-H``.
+    """One host in the list that the ``-H`` flag gives.
 
     Args:
         name: the host as it is written in the workers' addresses. An IPv6 address is in brackets.
@@ -244,7 +244,8 @@ class Hosts(Struct, frozen=True):
         for name, count in workers.items():
             if count > MAX_WORKERS_OF_EACH:
                 raise HostError(
-                    f"{count} workers on {name}: at most {MAX_WORKERS_OF_EACH} per host of several; add hosts with -H"
+                    f"{count} workers on {name}: at most {MAX_WORKERS_OF_EACH} per host in a job with several hosts; "
+                    "add hosts with -H"
                 )
 
     def check(
@@ -326,7 +327,7 @@ def _parse_host(text: str) -> Host:
     name, slots, public = parts[1], parts[2], parts[3]
     if slots is not None and not _is_count(slots):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not host:slots, e.g. 127.0.0.1:4: {slots!r} is not a number of slots"
+            f"{text!r} is not host:slots: {slots!r} is not a number of slots; write it like 127.0.0.1:4"
         )
     return Host(_name(name), 1 if slots is None else int(slots), _name(public) if public is not None else "")
 

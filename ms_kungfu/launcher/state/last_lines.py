@@ -1,4 +1,7 @@
-"""Keep the last output lines of each worker, and describe the failure that ends a job. Pure."""
+"""Keep the last output lines of each worker, and describe the failure that ends a job.
+
+This module uses no clock and no I/O.
+"""
 
 from __future__ import annotations
 

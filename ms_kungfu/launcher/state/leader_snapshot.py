@@ -1,4 +1,6 @@
-"""Define the leader snapshot, from which another host's controller continues a job. Pure.
+"""Define the leader snapshot, from which another host's controller continues a job.
+
+This module uses no clock and no I/O.
 
 1. The snapshot contains the facts that may have reached only some hosts: the committed cluster version, the lost hosts,
    and how the job ended. The controller writes the snapshot before it notifies any host.

@@ -1,4 +1,4 @@
-"""Decide how many workers are prestarted, on which hosts, and when. Pure.
+"""Decide how many workers are prestarted, on which hosts, and when. This module uses no clock and no I/O.
 
 A prestarted worker is a standby until it gets a slot. A slot on a host goes to a standby on that host, or to a new
 process. Workers are prestarted for two reasons, and the same rules apply to both:

@@ -1,4 +1,4 @@
-"""Show a job's progress in one line, from the job's status document. Pure."""
+"""Show a job's progress in one line, from the job's status document. This module uses no clock and no I/O."""
 
 from __future__ import annotations
 

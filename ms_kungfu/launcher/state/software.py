@@ -1,4 +1,6 @@
-"""Check that all workers of a job use the same versions of ms_kungfu and MindSpore. Pure.
+"""Check that all workers of a job use the same versions of ms_kungfu and MindSpore.
+
+This module uses no clock and no I/O.
 
 The versions of a host are compared when it registers (registration.py). The versions of a worker are compared when it
 requests its first slot, because a package may be replaced while a job runs. Without this check, a new worker could use

@@ -1,4 +1,6 @@
-"""Find the ranks that keep others waiting so long that it counts as a stall (`job_events.StallBegan`). Pure.
+"""Find the ranks that keep others waiting so long that it counts as a stall (`job_events.StallBegan`).
+
+This module uses no clock and no I/O.
 
 1. If a rank sleeps in an operation for longer than a moment, it writes to shared memory for which rank it waits. This
    gives chains of waiting processes. At the end of a chain is a process that is alive and doesn't sleep in an

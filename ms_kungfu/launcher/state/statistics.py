@@ -1,4 +1,4 @@
-"""Combine the workers' step reports into the statistics of a job. Pure.
+"""Combine the workers' step reports into the statistics of a job. This module uses no clock and no I/O.
 
 1. A step counts once, even if several ranks report it. `_newest` is the last step that has been counted. A report adds
    steps and committed time only for its steps after `_newest`. (`test_step_counts_once_whichever_ranks_report_it`.)

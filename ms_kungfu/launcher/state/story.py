@@ -1,4 +1,4 @@
-"""Describe in sentences what happened to a job, from the events in its log. Pure.
+"""Describe in sentences what happened to a job, from the events in its log. This module uses no clock and no I/O.
 
 The sentences contain only what the events say. A cause is the reason that the controller or a worker reported. A cost
 is a time that a worker or the launcher measured. If no event contains a fact, the fact is null and the sentence omits

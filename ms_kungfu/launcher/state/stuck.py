@@ -1,4 +1,6 @@
-"""Find live workers that block the others because of an endless loop or a deadlock in the program. Pure.
+"""Find live workers that block the others because of an endless loop or a deadlock in the program.
+
+This module uses no clock and no I/O.
 
 A worker with a heartbeat doesn't hang (`hangs`), but it may never reach the collective in which the others wait. Each
 rank that sleeps in a collective writes to shared memory for which rank it waits. When most of the time until the

@@ -1,4 +1,6 @@
-"""Merge the traces of a job's workers into one timeline with one clock, and summarize each worker's trace. Pure.
+"""Merge the traces of a job's workers into one timeline with one clock, and summarize each worker's trace.
+
+This module uses no clock and no I/O.
 
 The offset between two hosts' clocks is found from the collectives that are in the traces of both hosts.
 

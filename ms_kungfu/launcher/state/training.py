@@ -1,4 +1,7 @@
-"""Derive the progress of a job's training from the job's events, for the status document. Pure."""
+"""Derive the progress of a job's training from the job's events, for the status document.
+
+This module uses no clock and no I/O.
+"""
 
 from __future__ import annotations
 

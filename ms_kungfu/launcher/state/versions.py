@@ -1,4 +1,6 @@
-"""Track the known cluster versions and the committed version, and answer the workers' requests for slots. Pure.
+"""Track the known cluster versions and the committed version, and answer the workers' requests for slots.
+
+This module uses no clock and no I/O.
 
 This part of `coordinator` guarantees that all members adopt the same versions. It doesn't depend on sockets,
 processes or clocks.
@@ -50,7 +52,7 @@ class Refuse(Struct, frozen=True):
 
 
 class Wait(Struct, frozen=True):
-    """There is no answer yet. If `unknown` is set, the launcher should look for the version with that number."""
+    """There is no answer yet. If `unknown` is set, it is the number of a version that the launcher should look for."""
 
     unknown: int | None = None
 
@@ -99,7 +101,7 @@ class ClusterVersions(Struct):
                 self.excluded.setdefault(peer, [])
 
     def kept(self) -> Versions:
-        """Return what the next controller needs. It doesn't need ready processes or versions that aren't committed."""
+        """Return what the next controller needs. Uncommitted versions and the list of ready processes are left out."""
         kept = [ClusterPart.of(each) for each in self.clusters.values() if each.version <= (self.committed or 0)]
         return Versions(
             kept if self.committed is not None else [],

@@ -86,13 +86,13 @@ class Past(Document):
 
 
 class Versions(Document):
-    """The cluster versions of which workers may be members.
+    """The cluster versions in which workers may be members.
 
     `chosen`: the number of the committed version. `excluded`: for each peer ID, a list of versions. A process that
     was started for one of these versions or an earlier one is no longer a member under that peer ID. `ended`: for each
-    peer ID, pairs [incarnation, version]. In the versions from `incarnation` to `version`, the peer ID stands for a
-    process that has exited. `lost`: pairs [host, version]. In the versions up to `version`, the host's name stands for
-    a failed host. If `version` is null, that applies to all versions.
+    peer ID, pairs [incarnation, version]. The process that had this peer ID in the versions from `incarnation` to
+    `version` - 1 has exited. `lost`: pairs [host, version]. The host that had this name in the versions up to `version`
+    has failed. If `version` is null, that applies to all versions.
     """
 
     clusters: Annotated[list[ClusterPart], Meta(max_length=MOST)]
@@ -155,9 +155,9 @@ class Summary(Document):
 class ProcessState(Document):
     """A worker process.
 
-    `state`: the state of the process. `why`: what the process does or waits for. `standing`: whether the process is a
-    member of the committed cluster version, joins the cluster, leaves it, or is a standby. `joined_with`: the version
-    for which the process was started.
+    `state`: the state of the process. `why`: the reason for this state, for example what the process waits for.
+    `standing`: the membership of the process, which is a member of the committed cluster version, joining, leaving, or
+    a standby. `joined_with`: the version for which the process was started.
     """
 
     rank: Optional[Rank]

@@ -360,7 +360,7 @@ class Noted(Message):
 
 
 class Store(Message):
-    """The answer to a submitted or requested model store.
+    """The answer to a message that submits or requests a model store.
 
     `found`: for a request, whether the model store exists; for a submission, whether the broker keeps the model store.
     If a requested model store exists, the message carries its file descriptor.
@@ -414,7 +414,7 @@ class Ask(Message):
 class WaitingController(Message):
     """The head node waits for the other hosts, and asks one of them what it is doing.
 
-    `host`: the name of the head node. `hosts`: its value of -H.
+    `host`: the name of the head node. `hosts`: the value of its flag -H.
     """
 
     host: Word
@@ -477,9 +477,9 @@ class Terms(Message):
 class Calls(Message):
     """What a host is doing, as the answer to a waiting controller.
 
-    `hosts`: the host's value of -H. `calls`: the host that it calls as the controller. `for_s`: the seconds for which
-    it has been calling. `waits`: true if the host itself waits for other hosts as the head node. `in_a_job`: true if
-    the host already takes part in a job.
+    `hosts`: the value of the host's flag -H. `calls`: the host that it calls as the controller. `for_s`: the seconds
+    for which it has been calling. `waits`: true if the host itself waits for other hosts as the head node. `in_a_job`:
+    true if the host already takes part in a job.
     """
 
     hosts: Sentence
@@ -739,7 +739,7 @@ class HungUp(Message):
 class Looked(Message):
     """What the host has observed about its workers.
 
-    `now`: the time on the host's clock. These fields are objects by cluster version and rank: `beats` contains
+    `now`: the time on the host's clock. The keys of three fields are a cluster version and a rank: `beats` contains
     heartbeats, and `gave_up` says why a rank can't continue. `progress` contains a rank's last step, the seconds that a
     step takes, and the seconds since the last step.
 
@@ -763,7 +763,8 @@ class Looked(Message):
 class Activity(Message):
     """What the workers on the host are doing at this moment.
 
-    `doing`: the activity, by cluster version and rank. `memory`: the resident memory of each process in bytes, by key.
+    `doing`: the activity; the keys are a cluster version and a rank. `memory`: the resident memory of each process in
+    bytes; the keys are those of the processes.
     """
 
     doing: dict[Count, dict[Rank, Doing]]

@@ -88,7 +88,7 @@ class Reducer {
         divide_(operation.planes == nullptr ? nullptr : DivisionFor(operation.dtype)) {}
 
   // Changes the reduction to a mean in which member i has weight weights[i]. If all weights are
-  // equal, the bits of the result don't change.
+  // equal, the result is bit-identical to that of the unweighted mean.
   void Weigh(const Operation& operation, const std::vector<uint32_t>& weights) {
     uint64_t total = 0;
     for (const uint32_t weight : weights) total += weight;

@@ -13,8 +13,8 @@
 namespace kungfu::host {
 namespace {
 
-// About 50 us. A rank with its own core answers in less than this time, and a scheduler's time
-// slice is longer.
+// About 50 us. A rank with its own core answers within this time. A rank that takes longer is
+// probably waiting for a core, and a scheduler's time slice is longer than 50 us.
 constexpr int kSpinTurns = 1000;
 // If there are more ranks than cores, a spinning rank keeps the awaited rank from running. So it
 // yields the core instead. A yield takes about 0.4 us if no other thread wants the core, and a
@@ -106,7 +106,7 @@ void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer,
 }
 
 // The awaited rank may itself be waiting for a busy rank, or for a decision that the launcher can't
-// make while the store is unreachable. Then the deadline doesn't pass.
+// make while the store is unreachable. In these cases the deadline is extended.
 bool Waiting::DeadlinePassed(Flight& flight, std::chrono::steady_clock::time_point now) const {
   if (!flight.deadline) flight.deadline.emplace(self_.options.collective_timeout, self_.options.tell_after);
   const bool busy = std::any_of(flight.members.begin(), flight.members.end(),

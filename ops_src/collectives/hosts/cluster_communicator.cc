@@ -30,8 +30,8 @@ namespace {
 
 using hosts::Commit;
 
-// How long a rank waits for its transport's answer. A transport answers immediately, unless its
-// launcher is stopped.
+// How long a rank waits for an answer of the transport, which runs in the host's launcher. The
+// transport answers immediately, unless the launcher is stopped.
 constexpr auto kAnswerLimit = std::chrono::seconds(1);
 constexpr size_t kMostOfName = hosts::Request::kMostBytes / 2;
 
@@ -114,7 +114,8 @@ Operation ToHostOf(const Operation& operation, const hosts::Places& places, uint
 
 }  // namespace
 
-// A rank's contribution to an operation with planes, for each generation of the rank's host.
+// A rank's contribution to an operation that adds up planes (collectives/planes.h). In() returns
+// the contribution again after a failure, because the planes depend on which ranks contribute.
 class ClusterCommunicator::Renewal final : public Communicator::Renewable {
  public:
   using OperationIn = std::function<const Operation*(uint32_t generation)>;
@@ -395,7 +396,7 @@ std::optional<uint32_t> ClusterCommunicator::Hear(const Operation& operation, Br
   }
 }
 
-// Runs an operation with planes.
+// Runs an operation that adds up planes (collectives/planes.h).
 template <typename OperationIn>
 std::optional<uint32_t> ClusterCommunicator::RunGenerations(uint32_t from_generation, const OperationIn& operation_in) {
   const OperationSpan span(cluster_version_);

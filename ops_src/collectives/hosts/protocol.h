@@ -41,8 +41,8 @@ struct Request {
   uint64_t count = 0;            // number of elements that a rank contributes
   uint64_t signature = 0;
   std::string name, what;  // `what` describes the operation in a mismatch error
-  // Set for an operation with planes in generation `from_generation`. `planes` then contains the
-  // fields of_rank, most, program and divisor.
+  // Set for an operation that adds up planes (planes.h) in generation `from_generation`. `planes`
+  // then contains the fields of_rank, most, program and divisor.
   bool has_planes = false;
   Planes planes;
   Members sources;  // for a broadcast: the value of Operation::sources

@@ -55,8 +55,8 @@
 // operation ends in G on every rank that keeps running until the operation ends.
 // Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
 //
-// 4. An operation with planes depends on which ranks contribute. So all hosts contribute again in
-// G.
+// 4. An operation that adds up planes (planes.h) depends on which ranks contribute. So all hosts
+// contribute again in G.
 // Test: ShardsFailures.AStepIsWholeWhereverOneFails
 // Test: ShardsStep.IsWholeWithoutARankThatStopsInTheMiddle
 //
@@ -239,8 +239,8 @@ class Transport {
     bool runs = false;
     std::vector<uint32_t> awaited;  // the hosts for which the running operation was waiting at its last check
     std::deque<Request> waiting;    // operations that wait until the previous operation has ended
-    // For operations with planes: the key is (number of the operation, generation), and the value
-    // is the request for that generation.
+    // For operations that add up planes: the key is (number of the operation, generation), and the
+    // value is the request for that generation.
     std::map<std::pair<uint64_t, uint32_t>, Request> renewals;
   };
   class Renewal;

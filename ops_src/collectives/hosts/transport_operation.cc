@@ -197,8 +197,8 @@ bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, O
 
 // ---- contributions of the host's ranks
 
-// This host's contribution to an operation with planes. The ranks describe their contribution in a
-// separate request for each generation.
+// This host's contribution to an operation that adds up planes (planes.h). The ranks describe their
+// contribution in a separate request for each generation.
 class Transport::Renewal final : public Communicator::Renewable {
  public:
   Renewal(Transport& transport, const Name& name, const Request& request, uint64_t number, uint32_t generation,

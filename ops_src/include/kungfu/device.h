@@ -40,10 +40,10 @@ typedef enum kf_copy_kind {
 typedef void* kf_stream;  // the vendor's handle: cudaStream_t or aclrtStream
 
 typedef struct kf_device_options {
-  // Paths, separated by colons. The first library that can be opened is used. If the path is NULL,
-  // a library that the process has already loaded is used. If there is none, the loader searches
-  // for the library's usual names. The runtime's library is required. The engine's library may be
-  // missing.
+  // A list of paths, separated by colons. The first library that can be opened is used. If the list
+  // is NULL, a library that the process has already loaded is used. If no library is loaded, the
+  // loader searches for the library's usual names. The runtime's library is required. The engine's
+  // library may be missing.
   const char* runtime_libraries;
   const char* engine_libraries;
   kf_engine engine;

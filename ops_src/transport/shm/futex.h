@@ -61,8 +61,8 @@ struct Counter {
   // Shifts the flags out. The sign of the difference modulo 2^30 then tells which value is ahead.
   static bool Reached(uint32_t value, uint32_t target) { return static_cast<int32_t>((value - target) << 2) >= 0; }
   bool Reached(uint32_t target) const { return Reached(value.load(std::memory_order_acquire), target); }
-  // Returns the count, for the writer itself or as a hint. The load is relaxed, so don't rely on it
-  // before reading data that the count announces.
+  // Returns the count. Only the writer may rely on it: for other threads it may be out of date. The
+  // load is relaxed, so call Reached() before you read data that the count announces.
   uint32_t Count() const { return value.load(std::memory_order_relaxed) & kMask; }
 
   // Advances the counter to `next`. Only the writer may call it. Returns false if the counter is

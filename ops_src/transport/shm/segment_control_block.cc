@@ -41,7 +41,7 @@ void EachWordOf(const Segment& segment, uint32_t rank, bool used_only, const Vis
 
 // First fences the words by which `rank` publishes, so that they never change again. Then adds the
 // rank to the list of failures. Finally wakes all sleeping ranks. So a survivor that finds the rank
-// in the list sees its final words.
+// in the list sees the last values of these words.
 void SegmentControlBlock::MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped) {
   if (rank >= size()) throw Error(KF_INVALID, Text("there is no rank ", rank, " in a cluster of ", size()));
   if (recover && header().recovers == 0)

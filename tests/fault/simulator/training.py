@@ -92,7 +92,7 @@ class Program:
         self.stopping = received
 
     def state(self):
-        """All that has to be the same at all workers."""
+        """All that has to be the same on all workers."""
         program = [self.weights, self.stopping]
         return {"step": self.training.step, "program": program, "data": self.data.state()}
 

@@ -23,7 +23,7 @@ def check_one_workers_state(reports, case):
 
 
 def check_refused(reports, case, sentence, said=None):
-    """Before the first step, at all workers. `said`: what they said instead of what they have reported."""
+    """Before the first step, on all workers. `said`: what they said instead of what they have reported."""
     assert not reports.of("end", case=case)
     assert not reports.of("begin", case=case)
     said = said or [row["said"] for row in reports.of("error", case=case)]

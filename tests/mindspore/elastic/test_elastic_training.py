@@ -68,7 +68,7 @@ def test_model_train_goes_on_through_resizes_and_a_death(run_elastic):
     for step, rows in steps.items():
         for drawn in zip(*(row["random"] for row in rows)):
             assert len(set(drawn)) == len(rows), f"the same random numbers after step {step}"
-    # epochs end at the same step at all workers that are in them
+    # epochs end at the same step on all workers that are in them
     ends = collections.defaultdict(set)
     for row in reports.of("epoch"):
         ends[row["call"], row["epoch"]].add(row["step"])

@@ -55,7 +55,7 @@ def check_consensus():
     net = nn.Dense(3, 2)
     sync_net_parameters(net)
     found = consensus(net, np.arange(3), Tensor(2.5), [Parameter(Tensor([1]), name="p")])
-    assert found and str(found) == "the same at all workers", found
+    assert found and str(found) == "the same on all workers", found
     net.bias.set_data(Tensor(np.full(2, rank == size - 1, np.float32)))
     found = consensus(net, 7)
     if size == 1:

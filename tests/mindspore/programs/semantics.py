@@ -194,7 +194,7 @@ def test_mismatch_between_ranks_raises_on_all_and_keeps_the_cluster_usable():
 
 def test_collective_refuses_unsupported_input():
     for dtype in (ms.bool_, ms.complex64):
-        raises(TypeError, "supported are float16", lambda dtype=dtype: KungFuAllReduce()(Tensor(np.ones(3), dtype)))
+        raises(TypeError, "supported types: float16", lambda dtype=dtype: KungFuAllReduce()(Tensor(np.ones(3), dtype)))
     raises(ValueError, "can't gather a 0-d tensor", lambda: KungFuAllGather()(Tensor(1.0, ms.float32)))
     if SIZE > 1:
         raises(

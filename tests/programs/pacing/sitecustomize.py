@@ -1,6 +1,6 @@
 """For programs that tests.programs runs, before them: has a worker write each step that it has done into
 ``$PROGRAMS_OUT/steps.PID``, lets it go no further than the step that ``$PROGRAMS_OUT/pace`` names, and has it write a
-checksum of all that has to be equal at all workers as it ends. Nothing of the program is changed, and nothing is done
+checksum of all that has to be equal on all workers as it ends. Nothing of the program is changed, and nothing is done
 without ms_kungfu."""
 
 import atexit

@@ -124,7 +124,7 @@ class Own(Policy):
 
 
 def policies():
-    """Several policies at once, through a resize: sizes, batches, rates, and the same at all workers and joiners."""
+    """Several policies at once, through a resize: sizes, batches, rates, and the same on all workers and joiners."""
     net = nn.Dense(4, 2)
     optimizer = KungFuMomentum(net.trainable_params(), 0.05, 0.9)
     told, own = Told(), Own()
