@@ -57,10 +57,11 @@ class ShardedStep:
             tensors, all with float dtypes.
         update: a function, cell or optimizer that is called with the gradients. An optimizer of
             ms_kungfu doesn't reduce these gradients again.
-        trained: the cells and optimizers, or lists of them, that `forward_backward` and `update` use, if
-            these are functions. The step keeps the moving statistics of these cells equal on all
-            workers, and disables the optimizers' own reduction. If a network's moving statistics belong
-            to no ShardedStep, training fails in its first step with an error that names them.
+        trained: the cells and optimizers, or lists of them, that `forward_backward` and `update`
+            use, if these are functions. The step keeps the moving statistics of these cells equal
+            on all workers, and disables the optimizers' own reduction. If a network's moving
+            statistics belong to no ShardedStep, training fails in its first step with an error that
+            names them.
         gradients_mean: whether `update` receives the mean over the shards, rather than the sum.
 
     Raises:

@@ -41,8 +41,8 @@ OURS = ("kungfu-run", "kungfu-distribute", "kungfu-config-server")
 STARTERS = ("srun", "docker", "buildah", "ray", "env", "exec", "nice", "nohup", "ssh", "sudo", "time", "timeout")
 # Programs of others that pages use, and words of the shell.
 OTHERS = (
-    *STARTERS, ".", "cd", "cmake", "curl", "echo", "export", "key", "kill", "kubectl", "mypy", "openssl", "pip",
-    "pytest", "ruff", "sbatch", "source", "tee", "tr", "umask",
+    *STARTERS, ".", "cd", "cmake", "curl", "echo", "exit", "export", "key", "kill", "kubectl", "mypy", "openssl", "pip",
+    "pytest", "ruff", "sbatch", "scontrol", "source", "tee", "test", "tr", "umask",
 )  # fmt: skip
 
 
