@@ -615,3 +615,33 @@ def test_stall_of_the_rank_that_reports_the_step_is_not_contradicted():
     awaited = stall_that_lasts(2.5)
     assert awaited.text.endswith("That lasted for about 2 s. Step 65 took 2.06 s longer than usual.")
     assert awaited.cost_s == 2.06
+
+
+class Counted(list):
+    """Events that count how often one is read."""
+
+    reads = 0
+
+    def __iter__(self):
+        for each in super().__iter__():
+            self.reads += 1
+            yield each
+
+    def __getitem__(self, place):
+        found = super().__getitem__(place)
+        self.reads += len(found) if isinstance(place, slice) else 1
+        return found
+
+
+def test_story_of_many_events_reads_each_a_few_times():
+    """`explain` of a job with thousands of stalls takes a second, not minutes."""
+    one = [
+        e.StallBegan(rank=1, waiting=[0], seconds=2.0), e.StallEnded(rank=1, seconds=4.0),
+        e.StepDelayed(step=1, seconds=3.0), e.StepDelayed(step=2, seconds=3.0), e.HostJoined(host="a", slots=1),
+        e.StoreLost(reason="refused"), e.StoreRestored(), e.WorkerFailed(rank=1, reason="was killed"),
+        e.FailureSeen(rank=1, step=3, seconds=0.5, survivors=[0]),
+        e.VersionCommitted(version=0, workers=1, workers_before=2, seconds=0.1),
+    ]  # fmt: skip
+    events = Counted(msgspec.structs.replace(each, time=1.0 + place) for place, each in enumerate(one * 200))
+    assert len(story_of(events)) == 5 * 200
+    assert (reads := events.reads) <= 20_000, reads

@@ -50,13 +50,22 @@ class _Teller:
         self.events = events
         self.first = next((event.time for event in events if event.time is not None), 0.0)
         self.account = JobAccount()
+        self.delays: dict[int, e.StepDelayed] = {}  # place of a stall -> the long step that it caused
+        for place, event in enumerate(events):
+            if isinstance(event, e.StallBegan) and (delay := _delay(event, self._later(place))) is not None:
+                self.delays[place] = delay
+        self.explained = {id(delay) for delay in self.delays.values()}
+
+    def _later(self, place: int) -> Iterator[e.Event]:
+        """Yield the events behind a place in the log. A caller that stops early reads no more of them."""
+        return (self.events[each] for each in range(place + 1, len(self.events)))
 
     def tell(self) -> list[Chapter]:
         chapters: list[Chapter] = []
         for place, event in enumerate(self.events):
             self.account.add(event)
             teller = _TELLERS.get(type(event))
-            if teller is not None and (chapter := teller(self, event, self.events[place + 1 :])) is not None:
+            if teller is not None and (chapter := teller(self, event, place)) is not None:
                 chapters.append(chapter)
         chapters += self._stragglers()
         return sorted(chapters, key=lambda chapter: chapter.at_s)
@@ -66,11 +75,11 @@ class _Teller:
 
     # ---- the job ----
 
-    def began(self, event: e.JobStarted, later: Sequence[e.Event]) -> Chapter:
+    def began(self, event: e.JobStarted, place: int) -> Chapter:
         where = f" on {counted(len(event.hosts), 'host')}" if len(event.hosts) > 1 else ""
         return Chapter("job", self.at_s(event), f"The job started with {counted(event.workers, 'worker')}{where}.")
 
-    def ended(self, event: e.JobEnded, later: Sequence[e.Event]) -> Chapter:
+    def ended(self, event: e.JobEnded, place: int) -> Chapter:
         goodput = self.account.goodput
         share = "" if goodput is None else f" {goodput:.0%} of its time went into committed steps."
         steps = f" after step {self.account.steps}" if self.account.steps else ""
@@ -80,18 +89,18 @@ class _Teller:
             step=self.account.steps or None, cause=event.reason, decision=f"exit code {event.exit_code}",
         )  # fmt: skip
 
-    def leader(self, event: e.LeaderChanged, later: Sequence[e.Event]) -> Chapter:
+    def leader(self, event: e.LeaderChanged, place: int) -> Chapter:
         text = f"Host {event.host} took over the job, which {event.before} had controlled."
         return Chapter("controller", self.at_s(event), text, cause=f"{event.before} controlled it before")
 
-    def stepped_down(self, event: e.LeaderLost, later: Sequence[e.Event]) -> Chapter:
+    def stepped_down(self, event: e.LeaderLost, place: int) -> Chapter:
         text = f"The controller on {event.host} stepped down: {event.reason}. The next controller has its own log."
         return Chapter("controller", self.at_s(event), text, cause=event.reason)
 
     # ---- failures ----
 
-    def failed(self, event: e.WorkerFailed, later: Sequence[e.Event]) -> Chapter:
-        reply = self._reply(event, later)
+    def failed(self, event: e.WorkerFailed, place: int) -> Chapter:
+        reply = self._reply(event, self._later(place))
         seen = reply if isinstance(reply, e.FailureSeen) else None
         who = f"rank {event.rank}" if event.rank is not None else "a standby"
         where = f" on {event.host}" if event.host and not event.reason.startswith("was on host") else ""
@@ -127,16 +136,17 @@ class _Teller:
                 return None
         return None
 
-    def undone(self, event: e.StepUndone, later: Sequence[e.Event]) -> Chapter:
+    def undone(self, event: e.StepUndone, place: int) -> Chapter:
         text = f"Step {event.step} was undone and repeated: {event.reason}."
         return Chapter("failure", self.at_s(event), text, step=event.step, cause=event.reason, decision="repeat")
 
     # ---- changes ----
 
-    def resize(self, event: e.ResizeRequested, later: Sequence[e.Event]) -> Chapter:
+    def resize(self, event: e.ResizeRequested, place: int) -> Chapter:
         version = event.version
-        committed = next((x for x in later if isinstance(x, e.VersionCommitted) and x.version >= version), None)
-        resized = next((x for x in later if isinstance(x, e.Resized) and x.version == version), None)
+        commits = (x for x in self._later(place) if isinstance(x, e.VersionCommitted))
+        committed = next((x for x in commits if x.version >= version), None)
+        resized = next((x for x in self._later(place) if isinstance(x, e.Resized) and x.version == version), None)
         change = f"{event.workers_before} -> {counted(event.workers, 'worker')} (version {version})"
         text = f"Change {change}: {event.reason}."
         if committed is None:
@@ -154,17 +164,17 @@ class _Teller:
             decision=f"{event.workers_before} -> {event.workers}", cost_s=None if resized is None else resized.seconds,
         )  # fmt: skip
 
-    def rejected(self, event: e.ResizeRejected, later: Sequence[e.Event]) -> Chapter:
+    def rejected(self, event: e.ResizeRejected, place: int) -> Chapter:
         text = f"Version {event.version} with {counted(event.workers, 'worker')} was rejected: {event.reason}."
         return Chapter("resize", self.at_s(event), text, cause=event.reason, decision="rejected")
 
-    def draining(self, event: e.WorkerDraining, later: Sequence[e.Event]) -> Chapter:
+    def draining(self, event: e.WorkerDraining, place: int) -> Chapter:
         text = f"Rank {event.rank} leaves after its step: {event.reason}."
         return Chapter("resize", self.at_s(event), text, rank=event.rank, cause=event.reason, decision="shrink")
 
     # ---- hosts and the store ----
 
-    def host(self, event: e.Event, later: Sequence[e.Event]) -> Chapter:
+    def host(self, event: e.Event, place: int) -> Chapter:
         words = {
             e.HostLost: "was lost", e.HostLeft: "has left the job", e.HostJoined: "joined the job",
             e.HostDraining: "is leaving: its launcher got a SIGTERM",
@@ -173,13 +183,13 @@ class _Teller:
         text = f"Host {event.host} {words[type(event)]}{why}."
         return Chapter("host", self.at_s(event), text, cause=event.reason or None)
 
-    def disconnected(self, event: e.HostsDisconnected, later: Sequence[e.Event]) -> Chapter:
+    def disconnected(self, event: e.HostsDisconnected, place: int) -> Chapter:
         other = f"host {event.other}" if event.other else "the other hosts"
         text = f"Host {event.host} did not reach {other}: {event.reason}."
         return Chapter("host", self.at_s(event), text, cause=event.reason)
 
-    def store(self, event: e.StoreLost, later: Sequence[e.Event]) -> Chapter:
-        back = next((x for x in later if isinstance(x, e.StoreRestored)), None)
+    def store(self, event: e.StoreLost, place: int) -> Chapter:
+        back = next((x for x in self._later(place) if isinstance(x, e.StoreRestored)), None)
         for_s = None if back is None else round(self.at_s(back) - self.at_s(event), 3)
         until = "until the log ended" if for_s is None else f"for {spell(for_s)}"
         text = f"The cluster store did not answer {until}; training went on, and changes waited: {event.reason}."
@@ -187,22 +197,23 @@ class _Teller:
 
     # ---- training ----
 
-    def delayed(self, event: e.StepDelayed, later: Sequence[e.Event]) -> Chapter | None:
+    def delayed(self, event: e.StepDelayed, place: int) -> Chapter | None:
         """Describe a step that took longer than usual; None if a stall is the cause."""
-        if any(_delay(stall, after) is event for stall, after in self._stalls()):
+        if id(event) in self.explained:
             return None
         text = f"Step {event.step} took {spell(event.seconds)} longer than usual."
         return Chapter("stall", self.at_s(event), text, step=event.step, cost_s=event.seconds)
 
-    def _stalls(self) -> Iterator[tuple[e.StallBegan, Sequence[e.Event]]]:
-        for place, event in enumerate(self.events):
-            if isinstance(event, e.StallBegan):
-                yield event, self.events[place + 1 :]
-
-    def stall(self, event: e.StallBegan, later: Sequence[e.Event]) -> Chapter:
-        end = next((x for x in later if isinstance(x, e.StallEnded) and x.rank == event.rank), None)
-        delay = _delay(event, later)
-        heard = next((x for x in later if isinstance(x, e.RuntimeMessage) and x.rank in event.waiting), None)
+    def stall(self, event: e.StallBegan, place: int) -> Chapter:
+        end = next((x for x in self._later(place) if isinstance(x, e.StallEnded) and x.rank == event.rank), None)
+        delay = self.delays.get(place)
+        heard = None
+        for x in self._later(place):
+            if end is not None and (x.time or 0) > (end.time or 0):
+                break
+            if isinstance(x, e.RuntimeMessage) and x.rank in event.waiting:
+                heard = x
+                break
         waited = _capital(told(event.waiting)) + (" waits" if len(event.waiting) == 1 else " wait")
         since = "" if event.step is None else f", whose last step is {event.step}"
         why = f" It is {event.reason}." if event.reason else ""
@@ -226,20 +237,20 @@ class _Teller:
             cost_s=cost_s, waited=list(event.waiting),
         )  # fmt: skip
 
-    def checkpoint(self, event: e.CheckpointFailed, later: Sequence[e.Event]) -> Chapter:
+    def checkpoint(self, event: e.CheckpointFailed, place: int) -> Chapter:
         text = f"The checkpoint of step {event.step} was not written, and training went on: {event.reason}."
         return Chapter("checkpoint", self.at_s(event), text, step=event.step, rank=event.rank, cause=event.reason)
 
-    def resumed(self, event: e.Resumed, later: Sequence[e.Event]) -> Chapter:
+    def resumed(self, event: e.Resumed, place: int) -> Chapter:
         return Chapter("checkpoint", self.at_s(event), f"Training started from the checkpoint {event.path}.")
 
-    def evaluation(self, event: e.Evaluated, later: Sequence[e.Event]) -> Chapter | None:
+    def evaluation(self, event: e.Evaluated, place: int) -> Chapter | None:
         if event.seconds < _LONG_EVALUATION_S:
             return None
         text = f"An evaluation took {spell(event.seconds)}, during which no step was trained."
         return Chapter("evaluation", self.at_s(event), text, cost_s=event.seconds, cause="an evaluation")
 
-    def policy(self, event: e.PolicyDecided, later: Sequence[e.Event]) -> Chapter:
+    def policy(self, event: e.PolicyDecided, place: int) -> Chapter:
         text = f"After step {event.step} a policy decided {event.changes}: {event.reason}."
         return Chapter("policy", self.at_s(event), text, event.step, cause=event.reason, decision=event.changes)
 
