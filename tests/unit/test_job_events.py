@@ -645,3 +645,41 @@ def test_story_of_many_events_reads_each_a_few_times():
     events = Counted(msgspec.structs.replace(each, time=1.0 + place) for place, each in enumerate(one * 200))
     assert len(story_of(events)) == 5 * 200
     assert (reads := events.reads) <= 20_000, reads
+
+
+def test_stall_without_end_does_not_take_the_end_of_the_next():
+    """A controller that takes over the job doesn't know the stall, so its end isn't in the log."""
+    stall = {"rank": 1, "waiting": [0], "seconds": 2.0}
+    first, second = (
+        chapter.text
+        for chapter in story_of([
+            e.StallBegan(time=10.0, **stall),
+            e.LeaderChanged(time=12.0, host="b", before="a"),
+            e.StallBegan(time=500.0, **stall),
+            e.RuntimeMessage(time=502.0, rank=0, reason="it waits"),
+            e.StallEnded(time=505.0, rank=1, seconds=7.0),
+        ])
+        if chapter.kind == "stall"
+    )  # fmt: skip
+    assert first == "Rank 0 waits for rank 1. The log does not contain its end."
+    assert second == "Rank 0 waits for rank 1. That lasted for about 7 s. Rank 0 logged: it waits."
+
+
+def test_stall_ends_with_the_event_of_its_rank():
+    one, other = story_of([
+        e.StallBegan(time=10.0, rank=1, waiting=[0], seconds=2.0),
+        e.StallBegan(time=11.0, rank=2, waiting=[0], seconds=2.0),
+        e.StallEnded(time=14.0, rank=2, seconds=5.0),
+        e.StallEnded(time=30.0, rank=1, seconds=22.0),
+    ])  # fmt: skip
+    assert (one.rank, one.text.partition(". ")[2]) == (1, "That lasted for about 22 s.")
+    assert (other.rank, other.text.partition(". ")[2]) == (2, "That lasted for about 5 s.")
+
+
+def test_outage_without_end_does_not_take_the_end_of_the_next():
+    first, second = story_of([
+        e.StoreLost(time=10.0, reason="refused"), e.StoreLost(time=500.0, reason="refused"),
+        e.StoreRestored(time=503.0),
+    ])  # fmt: skip
+    assert first.text.startswith("The cluster store did not answer for an unknown time; training went on")
+    assert second.text.startswith("The cluster store did not answer for 3 s; training went on")

@@ -152,6 +152,8 @@ class Story {
 
   complete(event) {
     const kind = event.event, rank = event.rank ?? null;
+    const isOver = (note) => note.end && (event.time || 0) > (note.end.time || 0);
+    this.stalls = this.stalls.filter((note) => !isOver(note));
     if (kind === "failure_seen") {
       for (const note of this.failures) if ((note.event.rank ?? null) === rank) note.seen = event;
     }
@@ -167,12 +169,18 @@ class Story {
     } else if (kind === "store_restored") {
       for (const note of this.stores) note.back = event;
       this.stores = [];
+    } else if (kind === "store_lost") {
+      for (const note of this.stores) note.isUnknown = true;
+      this.stores = [];
     } else if (kind === "runtime_message") {
       for (const note of this.stalls) if (note.event.waiting.includes(rank)) note.heard ??= event;
     } else if (kind === "stall_ended") {
       for (const note of this.stalls) if ((note.event.rank ?? null) === rank) note.end ??= event;
+    } else if (kind === "stall_began") { // another controller may have taken over the job
+      const isSame = (note) => (note.event.rank ?? null) === rank;
+      for (const note of this.stalls) if (isSame(note)) note.isUnknown = !note.end;
+      this.stalls = this.stalls.filter((note) => !isSame(note));
     }
-    this.stalls = this.stalls.filter((note) => !note.end || event.time <= note.end.time);
     this.resizes = this.resizes.filter((note) => !note.committed || !note.resized);
     const later = (event.time || 0) - (this.delayed?.event.time || 0);
     if (["failure_seen", "resized", "stall_began"].includes(kind)
@@ -336,8 +344,10 @@ const TELLERS = {
     const other = event.other ? `host ${event.other}` : "the other hosts";
     return { kind: "host", text: `Host ${event.host} did not reach ${other}: ${reason(event)}.`, cause: reason(event) };
   },
-  store_lost(event, { back }, at, isLive) {
-    const until = back ? `for ${spell(rounded(at(back) - at(event)))}` : isLive ? "until now" : "until the log ended";
+  store_lost(event, { back, isUnknown }, at, isLive) {
+    let until = isLive ? "until now" : "until the log ended";
+    if (back) until = `for ${spell(rounded(at(back) - at(event)))}`;
+    else if (isUnknown) until = "for an unknown time";
     return {
       kind: "store", cause: reason(event),
       text: `The cluster store did not answer ${until}; training went on, and changes waited: ${reason(event)}.`,
@@ -349,12 +359,13 @@ const TELLERS = {
       text: `Step ${event.step} took ${spell(event.seconds)} longer than usual.`,
     };
   },
-  stall_began(event, { end, delay, heard }, at, isLive) {
+  stall_began(event, { end, delay, heard, isUnknown }, at, isLive) {
     const waited = capital(told(event.waiting)) + (event.waiting.length === 1 ? " waits" : " wait");
     const since = event.step == null ? "" : `, whose last step is ${event.step}`;
     const why = event.reason ? ` It is ${event.reason}.` : "";
     let until = isLive ? "It has not reached the operation yet." : "It had not reached the operation when the log ended.";
     if (end) until = `That lasted for about ${whole(end.seconds)} s.`;
+    else if (isUnknown) until = "The log does not contain its end.";
     const isShorter = delay && end && delay.seconds < end.seconds / 2; // the clock of a stopped rank is stopped, too
     if (delay && !isShorter) until += ` Step ${delay.step} took ${spell(delay.seconds)} longer than usual.`;
     const said = heard ? ` Rank ${heard.rank} logged: ${reason(heard)}.` : "";
@@ -439,11 +450,12 @@ class Job {
           hasLeft: false,
         });
         break;
-      case "stall_began":
-        this.stalls.push({
-          rank: event.rank, waiting: event.waiting, from: event.time - event.seconds, to: null, reason: reason(event),
-        });
+      case "stall_began": {
+        const from = event.time - event.seconds;
+        this.endStall(event.rank, from); // if another controller has taken over the job
+        this.stalls.push({ rank: event.rank, waiting: event.waiting, from, to: null, reason: reason(event) });
         break;
+      }
       case "stall_ended": this.endStall(event.rank, event.time); break;
       case "job_ended":
         this.story.isLive = false;

@@ -189,9 +189,12 @@ class _Teller:
         return Chapter("host", self.at_s(event), text, cause=event.reason)
 
     def store(self, event: e.StoreLost, place: int) -> Chapter:
-        back = next((x for x in self._later(place) if isinstance(x, e.StoreRestored)), None)
-        for_s = None if back is None else round(self.at_s(back) - self.at_s(event), 3)
-        until = "until the log ended" if for_s is None else f"for {spell(for_s)}"
+        back = next((x for x in self._later(place) if isinstance(x, (e.StoreRestored, e.StoreLost))), None)
+        until = "until the log ended"
+        if isinstance(back, e.StoreRestored):
+            until = f"for {spell(round(self.at_s(back) - self.at_s(event), 3))}"
+        elif back is not None:
+            until = "for an unknown time"  # another controller has taken over the job
         text = f"The cluster store did not answer {until}; training went on, and changes waited: {event.reason}."
         return Chapter("store", self.at_s(event), text, cause=event.reason)
 
@@ -205,37 +208,48 @@ class _Teller:
         return Chapter("stall", self.at_s(event), text, step=event.step, cost_s=event.seconds)
 
     def stall(self, event: e.StallBegan, place: int) -> Chapter:
-        end = next((x for x in self._later(place) if isinstance(x, e.StallEnded) and x.rank == event.rank), None)
+        end, heard, is_known = self._end_of(event, self._later(place))
         delay = self.delays.get(place)
-        heard = None
-        for x in self._later(place):
-            if end is not None and (x.time or 0) > (end.time or 0):
-                break
-            if isinstance(x, e.RuntimeMessage) and x.rank in event.waiting:
-                heard = x
-                break
         waited = _capital(told(event.waiting)) + (" waits" if len(event.waiting) == 1 else " wait")
         since = "" if event.step is None else f", whose last step is {event.step}"
         why = f" It is {event.reason}." if event.reason else ""
-        until = (
-            "It had not reached the operation when the log ended."
-            if end is None
-            else f"That lasted for about {end.seconds:.0f} s."
-        )
+        until = "It had not reached the operation when the log ended."
+        if end is not None:
+            until = f"That lasted for about {end.seconds:.0f} s."
+        elif not is_known:
+            until = "The log does not contain its end."
         cost_s = None if delay is None else delay.seconds
         if delay is not None and end is not None and delay.seconds < end.seconds / 2:
             cost_s = end.seconds  # the rank that reported the step was itself stopped, so its measurement is too short
         elif delay is not None:
             until += f" Step {delay.step} took {spell(delay.seconds)} longer than usual."
-        said = ""
-        if heard is not None and (end is None or (heard.time or 0) <= (end.time or 0)):
-            said = f" Rank {heard.rank} logged: {heard.reason}."
+        said = "" if heard is None else f" Rank {heard.rank} logged: {heard.reason}."
         return Chapter(
             "stall", round(self.at_s(event) - event.seconds, 3),
             f"{waited} for rank {event.rank}{since}.{why} {until}{said}",
             step=event.step if delay is None else delay.step, rank=event.rank, cause=event.reason or None,
             cost_s=cost_s, waited=list(event.waiting),
         )  # fmt: skip
+
+    @staticmethod
+    def _end_of(
+        stall: e.StallBegan, later: Iterable[e.Event]
+    ) -> tuple[e.StallEnded | None, e.RuntimeMessage | None, bool]:
+        """Return the end of a stall, the first message of a waiting rank, and whether the log may contain the end.
+
+        It doesn't if the same rank's next stall begins first: another controller has taken over the job.
+        """
+        end, heard = None, None
+        for each in later:
+            if isinstance(each, e.StallBegan) and each.rank == stall.rank:
+                return end, heard, end is not None
+            if end is not None and (each.time or 0) > (end.time or 0):
+                break
+            if isinstance(each, e.StallEnded) and each.rank == stall.rank:
+                end = end or each
+            elif isinstance(each, e.RuntimeMessage) and each.rank in stall.waiting:
+                heard = heard or each
+        return end, heard, True
 
     def checkpoint(self, event: e.CheckpointFailed, place: int) -> Chapter:
         text = f"The checkpoint of step {event.step} was not written, and training went on: {event.reason}."
