@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from ms_kungfu import job_events as e
 from ms_kungfu.launcher.dashboard.report import write_report
 from ms_kungfu.launcher.explain_command import events_in
-from ms_kungfu.launcher.state.account import JobAccount
+from ms_kungfu.launcher.state.account import JobAccount, spell
 from ms_kungfu.launcher.state.story import story_of
 from tests.fault.stories import SCRIPTS, drawn, play
 
@@ -32,15 +32,21 @@ TOTALS = [
 
 
 @pytest.fixture(scope="module")
-def compute(chromium, tmp_path_factory):
-    """Return what page.js computes from the lines of a log."""
+def page(chromium, tmp_path_factory):
+    """Return a report, in which the functions of model.js can be called."""
     folder = tmp_path_factory.mktemp("model")
     (folder / e.FILE_NAME).write_bytes(b'{"event":"log_began","time":1.0,"version":1,"job":"j","ms_kungfu":"0"}\n')
     write_report([folder / e.FILE_NAME], folder / "report.html")
     page = chromium.new_page()
     page.goto((folder / "report.html").as_uri())
-    yield lambda lines: page.evaluate(COMPUTE, [[json.loads(line) for line in lines], TOTALS])
+    yield page
     page.close()
+
+
+@pytest.fixture
+def compute(page):
+    """Return what model.js computes from the lines of a log."""
+    return lambda lines: page.evaluate(COMPUTE, [[json.loads(line) for line in lines], TOTALS])
 
 
 def check(compute, lines):
@@ -129,3 +135,8 @@ def test_page_says_of_rare_events_what_explain_says(compute):
         "job", "failure", "resize", "stall", "straggler", "host", "store", "checkpoint", "evaluation", "policy",
         "controller",
     }  # fmt: skip
+
+
+def test_page_spells_durations_as_explain_does(page):
+    seconds = [0.25, 59.94, 59.95, 59.96, 60.5, 61.5, 119.4, 119.5, 119.7, 3599.4, 3599.5, 3599.7, 7199.4, 7199.7]
+    assert page.evaluate("(seconds) => seconds.map(spell)", seconds) == [spell(each) for each in seconds]

@@ -26,7 +26,7 @@ from ms_kungfu.launcher import cli, event_file
 from ms_kungfu.launcher.controller.job_events import BYTES_PER_HOUR, JobEvents
 from ms_kungfu.launcher.event_file import EventFile
 from ms_kungfu.launcher.explain_command import events_in, explain
-from ms_kungfu.launcher.state.account import MOST_LINES, JobAccount
+from ms_kungfu.launcher.state.account import MOST_LINES, JobAccount, spell
 from ms_kungfu.launcher.state.stalls import STALL_S, StallWatch
 from ms_kungfu.launcher.state.statistics import JobStatistics
 from ms_kungfu.launcher.state.story import story_of
@@ -464,6 +464,17 @@ def test_summary_of_a_job_without_steps_says_no_more():
     account.add(e.JobStarted(time=100.0, workers=2, hosts=["a"], command="x"))
     account.add(e.JobEnded(time=100.5, exit_code=0))
     assert account.summary(None) == ['duration="0.5 s" exit_code=0 workers=2']
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.25, "0.25 s"), (59.94, "59.9 s"), (59.96, "1 min 0 s"), (119.4, "1 min 59 s"), (119.7, "2 min 0 s"),
+        (3599.7, "1 h 0 min"), (7140.0, "1 h 59 min"), (7199.7, "2 h 0 min"),
+    ],
+)  # fmt: skip
+def test_spelled_duration_is_rounded_before_it_is_divided(seconds, text):
+    assert spell(seconds) == text
 
 
 def test_failure_of_a_standby_is_not_in_the_summary():

@@ -47,13 +47,10 @@ function general(value, digits) {
 
 /** Return a duration in a form that is easy to read. */
 function spell(seconds) {
-  for (const [unit, name] of [[3600, "h"], [60, "min"]]) {
-    if (seconds < unit) continue;
-    const smaller = seconds % unit;
-    const rest = unit === 3600 ? `${whole(Math.floor(smaller / 60))} min` : `${whole(smaller)} s`;
-    return `${Math.floor(seconds / unit)} ${name} ${rest}`;
-  }
-  return `${general(seconds, 3)} s`;
+  const text = general(seconds, 3), total = whole(seconds);
+  if (Number(text) < 60) return `${text} s`;
+  if (total < 3600) return `${Math.floor(total / 60)} min ${total % 60} s`;
+  return `${Math.floor(total / 3600)} h ${Math.floor(total % 3600 / 60)} min`;
 }
 
 // ---- the totals ----

@@ -15,7 +15,6 @@ from ms_kungfu._words import counted
 MOST_LINES = 12
 _FAILURES_SHOWN = 3
 _SIZES_SHOWN = 6
-_SECONDS = ((3600, "h"), (60, "min"))
 
 
 @dataclass
@@ -145,12 +144,12 @@ class JobAccount:
 
 def spell(seconds: float) -> str:
     """Return a duration as text, e.g. "2 h 5 min", "3 min 20 s" or "1.25 s"."""
-    for unit, name in _SECONDS:
-        if seconds >= unit:
-            smaller = seconds % unit
-            rest = f" {smaller // 60:.0f} min" if unit == 3600 else f" {smaller:.0f} s"
-            return f"{seconds // unit:.0f} {name}{rest}"
-    return f"{seconds:.3g} s"
+    if float(text := f"{seconds:.3g}") < 60:
+        return f"{text} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def number_of(value: float | str) -> str:
