@@ -466,6 +466,22 @@ def test_summary_of_a_job_without_steps_says_no_more():
     assert account.summary(None) == ['duration="0.5 s" exit_code=0 workers=2']
 
 
+def test_cost_in_the_summary_is_that_of_the_failure_not_of_the_rank():
+    """Another worker has the rank of the first failure later, and the survivors report nothing of it."""
+    account = JobAccount()
+    account.add(e.JobStarted(time=100.0, workers=3, hosts=["a"], command="x"))
+    fails = {"rank": 1, "reason": "was killed", "decision": "shrink"}
+    account.add(e.WorkerFailed(time=105.0, step=4, **fails))
+    account.add(e.WorkerFailed(time=105.0, **{**fails, "rank": 2}))
+    account.add(e.FailureSeen(time=107.0, rank=1, step=5, seconds=2.0, survivors=[0]))
+    account.add(e.WorkerFailed(time=190.0, step=90, **fails))
+    assert account.summary(None)[-3:] == [
+        'failed rank=1 step=5 decision=shrink cost="2 s" reason="was killed"',
+        'failed rank=2 decision=shrink reason="was killed"',
+        'failed rank=1 step=90 decision=shrink reason="was killed"',
+    ]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

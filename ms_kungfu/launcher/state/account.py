@@ -18,6 +18,12 @@ _SIZES_SHOWN = 6
 
 
 @dataclass
+class _Failure:
+    event: e.WorkerFailed
+    seen: e.FailureSeen | None = None  # what the survivors reported of it
+
+
+@dataclass
 class JobAccount:
     """The totals of one job's events, or of the events since a controller took over the job."""
 
@@ -38,8 +44,7 @@ class JobAccount:
     slowest: e.Resized | None = None
 
     def __post_init__(self) -> None:
-        self.failed: collections.deque[e.WorkerFailed] = collections.deque(maxlen=_FAILURES_SHOWN)
-        self.costs: dict[int, tuple[float, int | None]] = {}  # failed rank -> (seconds, step) of its latest failure
+        self.failed: collections.deque[_Failure] = collections.deque(maxlen=_FAILURES_SHOWN)
 
     def add(self, event: e.Event) -> None:
         self.last = event.time or self.last
@@ -59,9 +64,11 @@ class JobAccount:
                 self.slowest = event
         elif isinstance(event, e.WorkerFailed) and event.standing != "standby":  # a standby's failure costs no step
             self.failures += 1
-            self.failed.append(event)
-        elif isinstance(event, e.FailureSeen) and event.rank is not None:
-            self.costs[event.rank] = event.seconds, event.step
+            self.failed.append(_Failure(event))
+        elif isinstance(event, e.FailureSeen):
+            newest = next((each for each in reversed(self.failed) if each.event.rank == event.rank), None)
+            if newest is not None:  # an earlier failure of this rank was that of another worker
+                newest.seen = newest.seen or event
         elif isinstance(event, e.StallEnded):
             self.stalls += 1
             self.stalled_s += event.seconds
@@ -135,9 +142,11 @@ class JobAccount:
         left_out = len(spans) - _SIZES_SHOWN
         return ", ".join([*([f"{counted(left_out, 'size')} before"] if left_out > 0 else []), *spans[-_SIZES_SHOWN:]])
 
-    def _failure(self, failed: e.WorkerFailed) -> str:
-        cost_s, step = self.costs.get(-1 if failed.rank is None else failed.rank, (None, failed.step))
-        cost = "" if cost_s is None else f' cost="{spell(cost_s)}"'
+    @staticmethod
+    def _failure(failure: _Failure) -> str:
+        failed, seen = failure.event, failure.seen
+        cost = "" if seen is None else f' cost="{spell(seen.seconds)}"'
+        step = failed.step if seen is None else seen.step
         at = "" if step is None else f" step={step}"
         return f'failed rank={failed.rank}{at} decision={failed.decision}{cost} reason="{failed.reason}"'
 
