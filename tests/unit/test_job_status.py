@@ -175,7 +175,8 @@ MEMBER, JOINING, LEAVING, STANDBY = Standing.MEMBER, Standing.JOINING, Standing.
         (MEMBER, {"state": WorkerState.DISMISSED}, True, "dismissed", "not needed"),
         (MEMBER, {"state": WorkerState.STARTING, "pid": None}, True, "starting", ""),
         (MEMBER, {"stopped": True}, True, "running", "stopped by a signal"),
-        (MEMBER, {"state": WorkerState.FAILING}, True, "failing", "can't go on, expected to exit"),
+        (MEMBER, {"state": WorkerState.FAILING, "gave_up": True}, True, "failing", "can't go on, expected to exit"),
+        (MEMBER, {"state": WorkerState.STUCK, "gave_up": True}, True, "stuck", "can't go on, expected to exit"),
         (STANDBY, {"standby": 1}, True, "running", "standby, ready"),
         (STANDBY, {"standby": 2}, True, "running", "standby, not ready yet"),
         (JOINING, {}, True, "running", "joining, ready"),
@@ -191,7 +192,8 @@ def test_process_state_is_shown_with_what_it_waits_for(standing, more, ready, st
     one = SimpleNamespace(
         **{
             "rank": 0, "host": "h", "peer": PeerID("h", 10000), "pid": 7, "incarnation": 0, "device": None,
-            "state": WorkerState.RUNNING, "killed_because": "", "standby": None, "stopped": False, "key": 1, **more,
+            "state": WorkerState.RUNNING, "killed_because": "", "standby": None, "stopped": False, "key": 1,
+            "gave_up": False, **more,
         }
     )  # fmt: skip
 

@@ -16,6 +16,8 @@ from ms_kungfu.launcher.controller.processes import Process
 from ms_kungfu.launcher.controller.remote import RemoteHosts
 from ms_kungfu.launcher.controller.segments import Segments
 from ms_kungfu.launcher.state.hangs import HangWatch
+from ms_kungfu.launcher.state.policy import Recover
+from ms_kungfu.launcher.state.states import WorkerState
 from ms_kungfu.launcher.state.stuck import (
     StuckWatch,
     stuck_among,
@@ -179,6 +181,96 @@ def test_wait_for_worker_names_join_timeout_until_it_joins(has_joined: bool, lim
     )
     process = Process(0, "", "127.0.0.1", PeerID("127.0.0.1", 10000))
     assert HangingWorkers._limit_of_waits_for(agent, process) == limit
+
+
+class Loop:
+    """A loop with a time of its own, which keeps its timers."""
+
+    def __init__(self) -> None:
+        self.now, self.timers = 0.0, list[tuple[float, Any, tuple[Any, ...]]]()
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, seconds: float, what: Any, *args: Any) -> None:
+        self.timers.append((self.now + seconds, what, args))
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        due = [each for each in self.timers if each[0] <= self.now]
+        self.timers = [each for each in self.timers if each[0] > self.now]
+        for _, what, args in due:
+            what(*args)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, gave_up: dict[str, str], recover: Recover, stuck: list[int]) -> Any:
+    """Return the HangingWorkers of one running worker, for which the ranks in `stuck` wait for too long."""
+    loop, worker = Loop(), WORKERS[1]
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+    process = Process(0, "", "a", worker, rank=1, pid=7, state=WorkerState.RUNNING)
+    requests: list[int] = []
+    killed: list[str] = []
+
+    def kill(process: Process, reason: str) -> None:
+        process.to(WorkerState.KILLED)
+        killed.append(reason)
+
+    known = SimpleNamespace(
+        heartbeat=lambda peer, incarnation: (), gave_up=lambda peer, incarnation: gave_up.get("why", ""),
+        stuck=lambda alive: {(worker, 0): list(stuck)} if stuck else {}, set_ending=lambda *args: None,
+    )  # fmt: skip
+    found: Any = HangingWorkers(
+        options=SimpleNamespace(recover=recover, peer_timeout_s=10.0), machine=SimpleNamespace(environ={}),
+        broker=SimpleNamespace(facts=known, is_ready=lambda *args: True), processes=[process],
+        agents={"a": SimpleNamespace(ask_for_stack=requests.append)},
+        ending=SimpleNamespace(kill=kill), join_timeout_s=5.0,
+        is_over=lambda: False, emit=lambda event: None,
+    )  # type: ignore[arg-type]  # fmt: skip
+    found._look_for_stalls = lambda: None
+    found.keep_looking_for_the_stuck()
+    return SimpleNamespace(hanging=found, loop=loop, process=process, requests=requests, killed=killed)
+
+
+def seconds_pass(job: Any, count: int) -> None:
+    for _ in range(10 * count):
+        job.loop.pass_time(0.1)
+        job.hanging.look_at("a", HangWatch(10.0), job.loop.now, [], lambda key: False)
+
+
+@pytest.mark.parametrize("is_stuck_first", [False, True])
+def test_failing_worker_that_others_wait_for_is_noted_once(
+    is_stuck_first: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its state doesn't alternate between stuck and failing: one stack, two warnings, one timer."""
+    gave_up = {} if is_stuck_first else {"why": "Ctrl-C"}
+    job = watched(monkeypatch, gave_up, Recover.FAIL, [0])
+    seconds_pass(job, 3)
+    gave_up["why"] = "Ctrl-C"
+    seconds_pass(job, 5)
+    assert job.process.state is WorkerState.STUCK
+    assert job.requests == [0]
+    assert sorted(line.partition(":")[0] for line in caplog.messages) == ["stuck worker", "worker failing"]
+    seconds_pass(job, 7)
+    (reason,) = job.killed
+    assert reason.startswith("could not go on (Ctrl-C)")
+
+
+def test_failing_worker_that_is_no_longer_stuck_is_failing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = [0]
+    job = watched(monkeypatch, {"why": "Ctrl-C"}, Recover.FAIL, waiting)
+    seconds_pass(job, 3)
+    assert job.process.state is WorkerState.STUCK
+    waiting.clear()
+    seconds_pass(job, 1)
+    assert job.process.state is WorkerState.FAILING
+    assert len(job.requests) == 1
+
+
+def test_failing_worker_that_others_wait_for_ends_before_they_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = watched(monkeypatch, {"why": "Ctrl-C"}, Recover.SHRINK, [0])
+    seconds_pass(job, 4)
+    assert job.killed == [stuck_reason([0], "KUNGFU_COLLECTIVE_TIMEOUT", env.COLLECTIVE_TIMEOUT.get({}))]
+    assert len(job.requests) == 1
 
 
 def test_rank_that_waits_for_no_rank_in_particular_is_not_stuck() -> None:

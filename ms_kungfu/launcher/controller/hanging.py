@@ -85,11 +85,13 @@ class HangingWorkers:
         The worker can't take part in collectives any more, whatever its program does. The other workers wait for its
         exit (docs/recovery.md).
         """
-        if process.state not in (WorkerState.RUNNING, WorkerState.STUCK) or process.peer is None:
+        if process.gave_up or process.state not in (WorkerState.RUNNING, WorkerState.STUCK) or process.peer is None:
             return
         reason = self.broker.facts.gave_up(process.peer, process.incarnation)
         if reason:
-            process.to(WorkerState.FAILING)
+            process.gave_up = True
+            if process.state is WorkerState.RUNNING:  # a stuck worker stays stuck while others wait for it
+                process.to(WorkerState.FAILING)
             _log.warning('worker failing: %s reason="%s". The others wait for its exit', process.who, reason)
             self._loop.call_later(_FAILING_S, self._end_failing, process, reason)
 
@@ -187,6 +189,6 @@ class HangingWorkers:
 
     def _note_unstuck(self, process: Process) -> None:
         """Record that the worker has reached the collective, or that the other workers no longer wait for it."""
-        if process.state is WorkerState.STUCK:  # by now the worker may be failing or removed
-            process.to(WorkerState.RUNNING)
+        if process.state is WorkerState.STUCK:  # by now the worker may be removed
+            process.to(WorkerState.FAILING if process.gave_up else WorkerState.RUNNING)
         _log.info("stuck worker: no rank waits for %s any more", process.who)

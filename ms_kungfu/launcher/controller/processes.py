@@ -38,6 +38,7 @@ class Process(Struct):
     state: WorkerState = WorkerState.STARTING
     killed_because: str = ""
     is_registered: bool = False  # whether it has requested its slot
+    gave_up: bool = False  # whether the controller has noted that it can't continue
     is_late: bool = False  # whether the controller killed it because it wasn't ready to join in time
     told_again: bool = False  # whether it got a second SIGTERM, because it was allowed to leave but can't
     has_its_cores: bool = False  # whether it has the fixed number of cores per worker, if a number is fixed

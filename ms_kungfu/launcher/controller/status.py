@@ -88,7 +88,7 @@ def _why(process: Process, standing: Standing, manager: WorkerManager, coordinat
         return ""
     if manager.hanging.is_stopped(process):
         return "stopped by a signal"
-    if process.state is WorkerState.FAILING:
+    if process.gave_up:
         return "can't go on, expected to exit"
     if standing is Standing.STANDBY:
         ready = process.standby in manager.broker.requests.ready_standbys

@@ -74,8 +74,8 @@ _NEXT: dict[State, set[State]] = {
     _J.ENDING: set(),
     _W.STARTING: {_W.RUNNING, *_END_OF_WORKER},
     _W.RUNNING: {_W.STUCK, _W.FAILING, *_END_OF_WORKER},
-    _W.STUCK: {_W.RUNNING, _W.FAILING, *_END_OF_WORKER},
-    _W.FAILING: {_W.STUCK, *_END_OF_WORKER},
+    _W.STUCK: {_W.RUNNING, _W.FAILING, *_END_OF_WORKER},  # when no rank waits for it any more
+    _W.FAILING: {_W.STUCK, *_END_OF_WORKER},  # STUCK: its exit takes so long that others would time out
     _W.OVERDUE: {_W.DISMISSED, _W.KILLED, _W.EXITED},
     _W.DISMISSED: {_W.EXITED},
     _W.KILLED: {_W.UNKILLABLE, _W.EXITED},
