@@ -130,8 +130,8 @@ class WorkerFailures:
     def _may_be_of_the_hosts(self, verdict: Verdict) -> bool:
         """Return whether a connection problem between hosts may have caused the worker's failure.
 
-        If there is a connection problem, a host soon reports it, and the problem ends the job. If no host reports one,
-        the worker's failure ends the job.
+        If hosts can't reach each other, a host soon reports it, and that ends the job. If no host reports it, the
+        worker's failure ends the job.
         """
         job, remote = self.job, self.job.remote
         if self.is_over or job.options.recover is not Recover.FAIL or remote is None:

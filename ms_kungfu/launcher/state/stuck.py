@@ -32,7 +32,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 _ALL_TRANSPORTS = ""  # no host has this name
 _SURE_S = 1.2
-_FRESH = 0.4  # a report is valid for this fraction of the time that `stuck_sure_s` returns
+_LOOK_SHARE = 0.4  # a host reports at least this often, as a fraction of the time that `stuck_sure_s` returns
 
 
 def stuck_sure_s(timeout_s: float) -> float:
@@ -43,9 +43,9 @@ def stuck_sure_s(timeout_s: float) -> float:
 def told_each_s(period_s: float, timeout_s: float) -> float:
     """Return the interval in seconds at which a host reports on its ranks.
 
-    The interval is `period_s`, or shorter if a report would expire before the next one.
+    The interval is `period_s`, or shorter, so that a host reports at least twice before a rank is confirmed as stuck.
     """
-    return min(period_s, _FRESH * stuck_sure_s(timeout_s))
+    return min(period_s, _LOOK_SHARE * stuck_sure_s(timeout_s))
 
 
 def stuck_among(alive: Collection[K], waits: Iterable[tuple[K, K, bool]]) -> dict[K, list[K]]:
