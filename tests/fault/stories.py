@@ -295,6 +295,11 @@ def drawn(seed: int) -> Script:
     return Script(replace(setup, external=True), (away,), [Told("store", "Connection refused")])
 
 
+def is_kill_in_a_step(told: Told, may_be: set[int | None]) -> bool:
+    """Return whether the survivors must notice this failure in a step, because it isn't near a step's end."""
+    return told.kind == "failure" and told.cause == SIGKILL and told.decision != "fail" and len(may_be) == 1
+
+
 def check(script: Script) -> None:
     """Raise AssertionError if the story of the job isn't the script's."""
     ends: dict[int, list[tuple[int, float]]] = {}
@@ -312,6 +317,8 @@ def check(script: Script) -> None:
         waited = () if told.kind == "failure" and not chapter.cost_s else told.waited
         assert chapter.waited == list(waited), chapter
         may_be = steps_of(told, world)
+        if is_kill_in_a_step(told, may_be):
+            assert "The others noticed it in step" in chapter.text, chapter
         if told.during is not None and "the controller knew of" in chapter.text:
             before = steps_of(replace(told, during=told.during - _REPORT_S), world)
             assert min(filter(None, before)) - 1 <= (chapter.step or 0) < max(filter(None, may_be)), chapter

@@ -692,6 +692,17 @@ def test_stall_without_end_does_not_take_the_end_of_the_next():
     assert second == "Rank 0 waits for rank 1. That lasted for about 7 s. Rank 0 logged: it waits."
 
 
+def test_failure_is_told_with_what_survivors_noticed_of_its_rank():
+    fails = {"reason": "was killed", "decision": "shrink"}
+    one, other = story_of([
+        e.WorkerFailed(time=10.0, rank=1, **fails), e.WorkerFailed(time=10.1, rank=2, **fails),
+        e.FailureSeen(time=11.0, rank=2, step=8, seconds=0.5, survivors=[0, 3]),
+        e.FailureSeen(time=12.0, rank=1, step=9, seconds=1.5, survivors=[0]),
+    ])  # fmt: skip
+    assert (one.rank, one.step, one.cost_s, one.waited) == (1, 9, 1.5, [0])
+    assert (other.rank, other.step, other.cost_s, other.waited) == (2, 8, 0.5, [0, 3])
+
+
 def test_stall_ends_with_the_event_of_its_rank():
     one, other = story_of([
         e.StallBegan(time=10.0, rank=1, waiting=[0], seconds=2.0),
