@@ -144,6 +144,10 @@ class Stream:
         messages = iter(self)
         return [next(messages) for _ in range(count)]
 
+    def until_silence(self) -> list[bytes]:
+        """Return the next lines, up to the comment that the server sends when it has no message."""
+        return list(iter(self.file.readline, b":\n"))
+
     def close(self) -> None:
         self.file.close()
         self._connection.close()

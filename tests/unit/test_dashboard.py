@@ -189,6 +189,20 @@ def test_client_gets_past_and_coming_events(dashboard):
     assert stream.take(1)[0][1] == 3
 
 
+def test_client_after_a_pause_without_clients_gets_no_old_sample(dashboard, monkeypatch):
+    monkeypatch.setattr(server_module, "_QUIET_S", 0.1)
+    dashboard.sample(1.0, [{"state": "waiting", "step": 1}])
+    first = dashboard.stream()
+    assert [name for name, _, _ in first.take(3)] == ["hello", "past", "now"]
+    first.close()
+    dashboard.sample(2.0, [{"state": "computing", "step": 2}], with_status=False)  # nobody is connected
+    second = dashboard.stream()
+    assert b"event: now\n" not in second.until_silence()
+    dashboard.sample(3.0, [{"state": "computing", "step": 3}])
+    ((name, _, now),) = second.take(1)
+    assert (name, now["time"]) == ("now", 3.0)
+
+
 def test_client_that_reconnects_gets_newer_events_only(dashboard):
     dashboard.feed(began(), *(statistics(number) for number in range(2, 6)))
     hello, _, first = dashboard.stream(Last_Event_ID="3").take(3)
@@ -599,6 +613,26 @@ def test_eviction_of_another_worker_than_shown_is_refused():
     with pytest.raises(ValueError, match="rank 3 is worker a:10003 in cluster version 5, not a:10002"):
         write_without(store, 3, "a:10002")
     assert store.cluster.version == 5
+
+
+def sampled(server, describe):
+    """Return a `JobDashboard` that has taken its first sample."""
+    loop = SimpleNamespace(time=lambda: 0.0, call_later=lambda *words: "the next sample")
+    context = SimpleNamespace(remote=None, manager=None, loop=loop, machine=SimpleNamespace(time=lambda: 5.0))
+    dashboard = JobDashboard(context, describe, lambda: None, _server=server)
+    dashboard._activity = Activity()
+    dashboard._sample()
+    return dashboard
+
+
+def test_failed_sample_costs_one_line_and_leaves_no_old_sample(caplog):
+    samples = []
+    server = SimpleNamespace(has_clients=True, sample=samples.append)
+    assert sampled(server, lambda: {"state": "running"})._timer == "the next sample"
+    assert sampled(server, lambda: 1 // 0)._timer is None
+    assert samples == [{"time": 5.0, "ranks": [], "status": {"state": "running"}}, {"time": 5.0, "ranks": []}]
+    (line,) = caplog.messages
+    assert line.startswith('internal error: where=dashboard error="ZeroDivisionError')
 
 
 def test_failed_server_costs_one_line(caplog):

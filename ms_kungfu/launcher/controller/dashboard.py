@@ -76,6 +76,7 @@ class JobDashboard:
         except Exception as error:
             _log.error('internal error: where=dashboard error="%r". The page shows no states any more', error,
                        exc_info=error)  # fmt: skip
+            server.sample({"time": job.machine.time(), "ranks": []})  # so that no client gets an old sample
             return
         self._timer = job.loop.call_later(_SAMPLE_S, self._sample)
 

@@ -160,7 +160,7 @@ class _Face(Connections):
         self._history = History(server.first_event)
         self._metrics = JobMetrics()
         self._name: str | None = None  # the name of the job
-        self._now: bytes = b""  # the newest sample as a message
+        self._now: bytes = b""  # the newest sample as a message, if it has a status
         self._now_number = 0
         self._past: collections.deque[bytes] = collections.deque(maxlen=_PAST)
         self._news: asyncio.Event
@@ -238,9 +238,10 @@ class _Face(Connections):
     def sample(self, now: dict[str, Any]) -> None:
         lanes = [[rank["state"], rank["step"]] for rank in now["ranks"]]
         self._past.append(json.dumps({"time": now["time"], "ranks": lanes}).encode())
-        if "status" in now:
-            self._now, self._now_number = _message("now", json.dumps(now)), self._now_number + 1
-            self._wake()
+        # A sample without a status also replaces `_now`, so that the next client doesn't get an old sample.
+        self._now = _message("now", json.dumps(now)) if "status" in now else b""
+        self._now_number += 1
+        self._wake()
 
     def _wake(self) -> None:
         self._news.set()
@@ -360,7 +361,7 @@ class _Face(Connections):
                 place = 0 if last is None else history.place_after(last)
             elif is_last:
                 return
-            elif self._now_number > sent_now:
+            elif self._now and self._now_number > sent_now:
                 sent_now = self._now_number
                 await _write(response, [self._now])
             else:
