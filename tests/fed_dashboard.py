@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import socket
@@ -62,6 +63,16 @@ class FedDashboard:
         server.start()
         await self._loop.run_in_executor(None, server.is_bound.wait, WAIT_S)
         return server
+
+    @contextlib.contextmanager
+    def blocked(self) -> Iterator[None]:
+        """Block the job's event loop in this block."""
+        end = threading.Event()
+        self._loop.call_soon_threadsafe(end.wait, WAIT_S)
+        try:
+            yield
+        finally:
+            end.set()
 
     # ---- the job, in its loop ----
 

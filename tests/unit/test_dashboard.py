@@ -17,6 +17,7 @@ from ms_kungfu import job_events as e
 from ms_kungfu._flags import UsageError
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import StaleVersionError
+from ms_kungfu.config_server import connections
 from ms_kungfu.launcher.agent.departure import Departure
 from ms_kungfu.launcher.agent.segments import HostSegments
 from ms_kungfu.launcher.commands import write_without
@@ -168,6 +169,22 @@ def test_every_answer_has_the_security_headers_and_no_cookie(dashboard):
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert (headers["Referrer-Policy"], headers["Cache-Control"]) == ("no-referrer", "no-store")
         assert not {"Set-Cookie", "Access-Control-Allow-Origin"} & set(headers)
+
+
+def test_blocked_job_is_reported_within_the_time_limit_of_a_connection(dashboard, monkeypatch):
+    monkeypatch.setattr(connections, "_REQUEST_S", connections._REQUEST_S / 5)
+    monkeypatch.setattr(server_module, "_STATUS_S", server_module._STATUS_S / 5)
+    with dashboard.blocked():
+        code, _, text = dashboard.request("GET", "/metrics")
+    assert (code, "doesn't answer" in json.loads(text)["error"]) == (503, True)
+
+
+def test_command_may_take_longer_than_other_requests(dashboard, monkeypatch):
+    monkeypatch.setattr(connections, "_REQUEST_S", 0.9)
+    monkeypatch.setattr(server_module, "_COMMAND_S", 1.0)
+    with dashboard.blocked():
+        code, answer = dashboard.post("/resize", {"workers": 3})
+    assert (code, "doesn't answer" in answer["error"]) == (503, True)
 
 
 # ---- streams ---------------------------------------------------------------------------------------------------------

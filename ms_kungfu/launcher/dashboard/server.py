@@ -63,6 +63,7 @@ _PIECE_BYTES = 64 * 1024
 _UNANSWERED_MS = 30_000  # if a client answers no packet for this time, the kernel ends its connection
 _QUIET_S = 15.0  # after this time without data, the server sends a comment, so that it notices a broken connection
 _COMMAND_S = 30.0
+_STATUS_S = 4.0  # less than a connection's time limit, and than the usual time limits of Prometheus
 _RETRY_MS = 2000
 _BACKLOG = 256
 _STOP_S = 2.0
@@ -276,7 +277,7 @@ class _Face(Connections):
         return web.Response(text=text, content_type=kind, charset="utf-8")
 
     async def _show_metrics(self, request: web.Request) -> web.Response:
-        status = await self._in_owner(self._status())
+        status = await self._in_owner(self._status(), _STATUS_S)
         try:
             body, kind = self._metrics.render(status)
         except ImportError as error:
@@ -296,17 +297,17 @@ class _Face(Connections):
         assert isinstance(request.protocol, Connection)
         request.protocol.may_wait(_COMMAND_S)
         try:
-            message = await self._in_owner(self._server.job.obey(command))
+            message = await self._in_owner(self._server.job.obey(command), _COMMAND_S)
         except CommandRefused as error:
             return sentence(409, str(error))
         _log.info('dashboard command: command="%s" from=%s answer="%s"', request.path[1:], request.remote, message)
         return web.json_response({"accepted": True, "message": message}, status=202)
 
-    async def _in_owner(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Await `work` in the job's event loop."""
+    async def _in_owner(self, work: Coroutine[Any, Any, Any], limit_s: float) -> Any:
+        """Await `work` in the job's event loop, at most `limit_s` seconds. Raise `Refused` after that."""
         try:
             return await asyncio.wait_for(
-                asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._owner)), _COMMAND_S
+                asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._owner)), limit_s
             )
         except asyncio.TimeoutError:
             pass
