@@ -106,6 +106,15 @@ class FedDashboard:
         code, _, text = self.request("POST", path, json.dumps(body).encode(), **words)
         return code, json.loads(text)
 
+    def command(self, path: str, body: object) -> socket.socket:
+        """Send a command with the token. Return the connection without waiting for the answer."""
+        text = json.dumps(body)
+        words = {"Host": "localhost", "Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in {**words, "Content-Length": len(text)}.items())
+        connection = socket.create_connection(("127.0.0.1", self.server.port), timeout=WAIT_S)
+        connection.sendall(f"POST {path} HTTP/1.1\r\n{lines}\r\n{text}".encode())
+        return connection
+
     def stream(self, **headers: str) -> Stream:
         """Connect to /events."""
         return Stream(self.server.port, headers)

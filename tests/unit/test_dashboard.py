@@ -142,6 +142,16 @@ def test_commands_reach_the_job(dashboard):
     assert dashboard.post("/stop", {}) == (409, {"error": "it does not"})
 
 
+def test_command_is_logged_before_the_job_runs_it(dashboard, caplog):
+    caplog.set_level(logging.INFO, "ms_kungfu")
+    with dashboard.blocked():
+        client = dashboard.command("/resize", {"workers": 3})
+        await_that(lambda: caplog.messages)
+        client.close()
+        await_that(lambda: not dashboard.server._face.connections)
+    assert caplog.messages == ['dashboard command: command=resize from=127.0.0.1 request={"workers":3}']
+
+
 @pytest.mark.parametrize(
     ("path", "body", "code"),
     [

@@ -50,6 +50,7 @@ from ms_kungfu.launcher.dashboard.requests import (
     read_command,
 )
 from ms_kungfu.launcher.network import is_loopback
+from ms_kungfu.launcher.wire.codec import encode
 
 _log = logging.getLogger(__name__)
 _FILES = {"/": ("page.html", "text/html"), "/page.css": ("page.css", "text/css"),
@@ -296,11 +297,15 @@ class _Face(Connections):
         command = read_command(request.path[1:], request.content_type, body)
         assert isinstance(request.protocol, Connection)
         request.protocol.may_wait(_COMMAND_S)
+        # Log the command first, because the job may run it although the client disconnects before the answer.
+        _log.info(
+            "dashboard command: command=%s from=%s request=%s",
+            request.path[1:], request.remote, encode(command).decode(),
+        )  # fmt: skip
         try:
             message = await self._in_owner(self._server.job.obey(command), _COMMAND_S)
         except CommandRefused as error:
             return sentence(409, str(error))
-        _log.info('dashboard command: command="%s" from=%s answer="%s"', request.path[1:], request.remote, message)
         return web.json_response({"accepted": True, "message": message}, status=202)
 
     async def _in_owner(self, work: Coroutine[Any, Any, Any], limit_s: float) -> Any:
