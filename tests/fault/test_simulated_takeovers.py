@@ -324,6 +324,31 @@ class Dashboard:
         self.has_ended = True
 
 
+def serve_dashboards(monkeypatch: pytest.MonkeyPatch, make) -> None:
+    options = HostsWorld._options
+    monkeypatch.setattr(HostsWorld, "_options", lambda world: replace(options(world), dashboard="127.0.0.1:8000"))
+    monkeypatch.setattr(Machine, "make_dashboard", make)
+
+
+def test_job_goes_on_without_a_dashboard_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(machine, job, **options):
+        dashboard = Dashboard(job, **options)
+        dashboard.start = fail
+        return dashboard
+
+    def fail() -> None:
+        raise RuntimeError("can't start new thread")
+
+    serve_dashboards(monkeypatch, make)
+    for schedule in variations(JOB, (KILL,), 2, 0.0):
+        told: list[str] = []
+        world = HostsWorld(schedule.seed, schedule.setup, schedule.happenings, told)
+        assert world.run().exit_code == 0, story(schedule)
+        assert [line.partition("] ")[2] for line in told if "dashboard" in line] == [
+            'dashboard failed: address=127.0.0.1:8000 error="can\'t start new thread". The job goes on without it'
+        ] * 2  # of the first controller, and of the one that takes over
+
+
 def test_next_controller_serves_the_dashboard_at_the_same_address(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Dashboard] = []
 
@@ -331,9 +356,7 @@ def test_next_controller_serves_the_dashboard_at_the_same_address(monkeypatch: p
         made.append(Dashboard(job, **options))
         return made[-1]
 
-    options = HostsWorld._options
-    monkeypatch.setattr(HostsWorld, "_options", lambda world: replace(options(world), dashboard="127.0.0.1:8000"))
-    monkeypatch.setattr(Machine, "make_dashboard", make)
+    serve_dashboards(monkeypatch, make)
     for schedule in variations(JOB, (KILL,), 2, 0.0):
         made.clear()
         run(schedule)

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import socket
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -681,6 +682,23 @@ def test_failed_server_costs_one_line(caplog):
     assert [re.sub(r":\d+", "", line) for line in caplog.messages] == [
         'dashboard failed: address=127.0.0.1 error="Address already in use". The job goes on without it'
     ]
+
+
+def test_server_without_a_thread_leaves_nothing_open(monkeypatch):
+    async def main():
+        made = asyncio.new_event_loop()
+        monkeypatch.setattr(asyncio, "new_event_loop", lambda: made)
+        monkeypatch.setattr(threading.Thread, "start", fail)
+        server = server_module.DashboardServer(SimpleNamespace())
+        with pytest.raises(RuntimeError, match="no thread"):
+            server.start()
+        await server.stop()
+        assert made.is_closed()
+
+    def fail(thread):
+        raise RuntimeError("no thread")
+
+    asyncio.run(main())
 
 
 def test_server_makes_its_events_in_its_own_loop(monkeypatch):

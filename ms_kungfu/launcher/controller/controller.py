@@ -362,9 +362,15 @@ class Controller:
 
 def _dashboard(
     address: str, job: JobContext, describe: Callable[[], dict[str, Any]], stop: Callable[[], None]
-) -> JobDashboard:
-    from ms_kungfu.launcher.controller.dashboard import JobDashboard  # only a job with a live page loads it
+) -> JobDashboard | None:
+    """Serve the live page. If that fails, for example because no thread is left, log it and return None."""
+    try:
+        from ms_kungfu.launcher.controller.dashboard import JobDashboard  # only a job with a live page loads it
 
-    dashboard = JobDashboard(job, describe, stop)
-    dashboard.begin(address)
+        dashboard = JobDashboard(job, describe, stop)
+        dashboard.begin(address)
+    except Exception as error:
+        why = getattr(error, "strerror", None) or error
+        _log.warning('dashboard failed: address=%s error="%s". The job goes on without it', address, why)
+        return None
     return dashboard

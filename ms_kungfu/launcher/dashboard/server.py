@@ -117,10 +117,18 @@ class DashboardServer:
         return listener
 
     def start(self) -> None:
-        """Serve from now on in another thread. That thread logs the URL, or why the address can't be used."""
-        self._face = _Face(self, asyncio.get_running_loop())
-        self._thread = threading.Thread(target=self._face.run, name="kungfu-dashboard", daemon=True)
-        self._thread.start()
+        """Serve from now on in another thread. That thread logs the URL, or why the address can't be used.
+
+        Raise OSError or RuntimeError if the system has no descriptor or no thread left.
+        """
+        face = _Face(self, asyncio.get_running_loop())
+        thread = threading.Thread(target=face.run, name="kungfu-dashboard", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            face.close()
+            raise
+        self._face, self._thread = face, thread
 
     def add(self, event: e.Event) -> None:
         """Pass an event of the job to the server's thread."""
@@ -172,6 +180,10 @@ class _Face(Connections):
         """Let the server's thread call `function`. Return without waiting for the call."""
         with contextlib.suppress(RuntimeError):  # the loop is closed already
             self._loop.call_soon_threadsafe(function, self)
+
+    def close(self) -> None:
+        """Release what `run` would release. Call this if the thread hasn't started."""
+        self._loop.close()
 
     # ---- the thread ----
 
