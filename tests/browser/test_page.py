@@ -164,7 +164,7 @@ def test_hostile_events_are_shown_as_text(fed, feed, opened):
 
 
 def test_page_stays_smooth_with_64_ranks_and_20000_events(fed, feed, opened):
-    """Drawing takes less than the half second between two of them, even beside other processes."""
+    """The median drawing takes less than the half second between two of them."""
     feed.began(64)
     for number in range(18_000):
         feed(e.Statistics(step=number, steps=1, samples=64, seconds=1.0, loss=1.0, committed=0.9, p50=0.1), after=1.0)
@@ -190,7 +190,7 @@ def test_page_stays_smooth_with_64_ranks_and_20000_events(fed, feed, opened):
             document.body.offsetHeight;
             times.push(performance.now() - began);
         }
-        return Math.min(...times);
+        return times.sort((one, other) => one - other)[2];
     }""")
     assert drawn < 500, drawn
     assert found.page.evaluate("document.querySelectorAll('*').length") < 10_000

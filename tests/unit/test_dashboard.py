@@ -264,6 +264,31 @@ def test_last_events_are_sent_before_the_server_ends():
     assert [name for _, _, document in stream for name in [document["event"]]] == ["log_began", "job_ended"]
 
 
+def test_silent_stream_stays_open_with_comments(dashboard, monkeypatch):
+    monkeypatch.setattr(connections, "_REQUEST_S", 1.0)
+    monkeypatch.setattr(server_module, "_QUIET_S", 0.1)
+    stream = dashboard.stream()
+    stream.take(2)
+    for _ in range(15):  # 1.5 s
+        assert set(stream.until_silence()) <= {b"\n"}
+    dashboard.feed(began())
+    assert stream.take(1)[0][2]["event"] == "log_began"
+
+
+def test_kernel_buffers_little_for_a_client_and_drops_a_silent_one(dashboard):
+    stream = dashboard.stream()
+    stream.take(2)
+    (connection,) = dashboard.server._face.connections
+    served = connection.transport.get_extra_info("socket")
+    with socket.socket() as limited:
+        default = limited.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        limited.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, server_module._STREAM_BUFFER_BYTES)
+        wanted = limited.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    assert wanted != default
+    assert served.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == wanted
+    assert served.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == server_module._UNANSWERED_MS
+
+
 def test_slow_client_is_dropped(dashboard, monkeypatch):
     monkeypatch.setattr(server_module, "_WRITE_S", 0.2)
     slow = dashboard.stream()  # reads no more
@@ -368,27 +393,45 @@ def test_history_without_statistics_drops_the_oldest():
     assert [each.path for each in kept[1:]] == [str(number) for number in range(501 - len(kept), 500)]
 
 
+class PausedReader:
+    """A response to a client that reads only while `goes_on` is set."""
+
+    def __init__(self):
+        self.goes_on, self.text = asyncio.Event(), b""
+
+    async def write(self, data):
+        await self.goes_on.wait()
+        self.text += data
+
+
 def test_client_of_a_thinned_history_gets_no_step_twice():
-    history = History(most=100)
-    seen, items, place, last = [], history.items, 0, 0
+    async def main():
+        face = server_module._Face(SimpleNamespace(first_event=0), asyncio.get_running_loop())
+        face._news, face._stopped = asyncio.Event(), asyncio.Event()
+        history = face._history = History(most=100)
+        reader = PausedReader()
+        task, lists = asyncio.ensure_future(face._stream(reader, None)), {id(history.items): history.items}
+        for number in range(1, 1001):
+            face.add(statistics(number))
+            lists[id(history.items)] = history.items
+            (reader.goes_on.clear if number % 30 < 25 else reader.goes_on.set)()
+            for _ in range(10):
+                await asyncio.sleep(0)
+        reader.goes_on.set()
+        face.stop()
+        await task
+        face._loop.close()
+        assert len(lists) > 20
+        assert history.knows(history.last)
+        assert not history.knows(1)
+        return reader.text.decode()
 
-    def read(count):
-        nonlocal items, place, last
-        while count and (place < len(items) or items is not history.items):
-            if place == len(items):
-                items = history.items
-                place = history.place_after(last)
-                continue
-            seen.append(items[place])
-            last, place, count = items[place].number, place + 1, count - 1
-
-    for number in range(1, 1001):
-        history.add(statistics(number))
-        read(1 if number % 20 else 40)
-    read(1000)
-    assert sum(item.event.steps for item in seen) == 2000
-    assert history.knows(history.last)
-    assert not history.knows(1)
+    text = asyncio.run(main())
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith('data: {"event"')]
+    numbers = [int(number) for number in re.findall(r"^id: (\d+)$", text, re.MULTILINE)]
+    assert sum(event["steps"] for event in events) == 2000
+    assert numbers == sorted(set(numbers))
+    assert (len(numbers), numbers[-1]) == (len(events), 1000)
 
 
 # ---- metrics ---------------------------------------------------------------------------------------------------------
