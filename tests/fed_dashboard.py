@@ -166,7 +166,11 @@ class Stream:
 
     def until_silence(self) -> list[bytes]:
         """Return the next lines, up to the comment that the server sends when it has no message."""
-        return list(iter(self.file.readline, b":\n"))
+        lines = []
+        while (line := self.file.readline()) != b":\n":
+            assert line, "the server has ended the stream"
+            lines.append(line)
+        return lines
 
     def close(self) -> None:
         self.file.close()
