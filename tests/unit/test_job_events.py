@@ -692,7 +692,7 @@ def test_stall_without_end_does_not_take_the_end_of_the_next():
     assert second == "Rank 0 waits for rank 1. That lasted for about 7 s. Rank 0 logged: it waits."
 
 
-def test_failure_is_told_with_what_survivors_noticed_of_its_rank():
+def test_chapter_of_a_failure_has_what_survivors_noticed_of_its_rank():
     fails = {"reason": "was killed", "decision": "shrink"}
     one, other = story_of([
         e.WorkerFailed(time=10.0, rank=1, **fails), e.WorkerFailed(time=10.1, rank=2, **fails),
