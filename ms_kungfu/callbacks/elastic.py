@@ -188,6 +188,8 @@ class KungFuElasticCallback(Callback):
         training.step = before.step if before is not None else 0
         self._steps = params.batch_num if elastic_data or training.asynchronous else _agreed(params.batch_num)
         self._last_step = training.step + self._steps * params.epoch_num
+        if self._bound:
+            others.load_files(run_context)
         training.begin()
         if not training.should_stop:
             others.take_over()

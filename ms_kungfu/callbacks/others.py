@@ -4,6 +4,8 @@ The rules are as follows. docs/elastic-training.md shows them as a table.
 
 - Only the lowest living rank writes the files of MindSpore's own callbacks (:data:`WRITERS`). If that rank fails or
   leaves, the next rank continues from the same state.
+- A file of an earlier run is loaded before the state transfer, which sends it to all workers. Only the worker that
+  wrote the file may have it.
 - All other callbacks run on every worker. `EarlyStopping` and `ReduceLROnPlateau` make a decision at the end of an
   epoch. They get the same numbers on each worker (`ms_kungfu.callbacks.evaluation`,
   `ms_kungfu.callbacks.epoch_outputs`).
@@ -57,6 +59,7 @@ _log = logging.getLogger(__name__)
 WRITERS = (ModelCheckpoint, SummaryCollector, BackupAndRestore, OnRequestExit, FlopsUtilizationCollector)
 """MindSpore callbacks that write files. If all workers ran them, the workers would overwrite each other's files."""
 
+_LOADERS = (BackupAndRestore, OnRequestExit)  # writers whose `on_train_begin` loads the file of an earlier run
 _AT_FIRST = "_kungfu_at_first"  # the attribute in which a callback's initial attributes are saved
 # With `_first_step`, a SummaryCollector checks in each process what it can collect.
 _OWN = {_AT_FIRST, "_first_step"}
@@ -110,6 +113,13 @@ class Others:
 
     # -- which of them run ---------------------------------------------------------------------------------------------
 
+    def load_files(self, run_context: Any) -> None:
+        """Load the weights that MindSpore's callbacks saved in an earlier run. Called before the state transfer."""
+        if replaying.current() is None:
+            for callback in self._all:
+                if isinstance(callback, _LOADERS):
+                    callback.on_train_begin(run_context)
+
     def hook(self, asynchronous: bool = False) -> None:
         """Apply the rules of this module from now on.
 
@@ -126,6 +136,8 @@ class Others:
                     wrappers["on_train_step_end"] = files.write_or_note
                     if not asynchronous and self._are_alike:
                         wrappers["on_train_end"] = files.write_last
+                if isinstance(callback, _LOADERS):
+                    wrappers["on_train_begin"] = _nowhere  # `load_files` has called it
                 for hook, how in wrappers.items():
                     self._replace(callback, hook, how)
             elif is_mindspores(callback):

@@ -116,3 +116,8 @@ def test_request_exit_of_mindspore_ends_training_after_the_step(held, tmp_path, 
     assert written == [Path("0/rank_0/asked_train.ckpt")], "one worker's callbacks write files"
     steps = [int(match[1]) for match in job.wait_for(r"^trained False (\d+)", 2)]
     assert max(steps) <= 5
+    again = held("none", "exit", environment={"MS_ENABLE_GRACEFUL_EXIT": graceful})
+    again.assert_exit(0)
+    ends = {int(match[1]) for match in again.wait_for(r"^trained False (\d+)", 2)}
+    assert len(ends) == 1, "all workers continue from the one worker's file"
+    assert ends.pop() > 100
