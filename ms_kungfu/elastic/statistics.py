@@ -35,6 +35,7 @@ class StepStatistics:
         self._began: float | None = None  # when the current step began; None before the first step
         self._took, self._step = 0.0, 0  # duration and number of the step that has just ended
         self._is_first = True
+        self._loss: Any = None  # of the last step
         self._clear()
 
     def _clear(self) -> None:
@@ -73,24 +74,24 @@ class StepStatistics:
         self._times.append(self._took)
         self._samples += samples or 0
         self._trained = None if trained is None or self._trained is None else self._trained + trained
-        self._step = step
+        self._step, self._loss = step, loss
         assert self._began is not None
         assert self._since is not None
         if self._began - self._since >= _REPORT_S * max(1.0, membership.size() / _MOST_RANKS):
-            self._report(loss)
+            self._report()
 
     def report_rest(self) -> None:
         """Report the steps since the last report now. Called when training may end."""
         if self._times:
-            self._report(None)
+            self._report()
 
     def end(self) -> None:
         """Report the last steps. Called when training has ended."""
         self.report_rest()
-        self._began = None
+        self._began = self._loss = None
         self._clear()
 
-    def _report(self, loss: Any) -> None:
+    def _report(self) -> None:
         member, times = membership.current(), sorted(self._times)
         assert self._began is not None
         assert self._since is not None
@@ -111,7 +112,7 @@ class StepStatistics:
         if dataset is not None:
             report.update(data=spent["data"], batch=dataset.global_batch_size)
         if membership.speaks_for_all():
-            report.update(self._of_all(loss))
+            report.update(self._of_all(self._loss))
         membership.report_steps({name: value for name, value in report.items() if value is not None})
         self._clear()
 

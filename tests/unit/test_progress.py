@@ -150,7 +150,7 @@ def test_worker_reports_the_epochs_and_steps_that_it_knows(epochs, last_step, ex
     assert {name: value for name, value in found.items() if value is not None} == {**expected, "loss": 0.5}
 
 
-def test_steps_before_a_signal_ends_the_job_are_reported(monkeypatch):
+def test_last_report_has_the_last_loss_before_a_signal(monkeypatch):
     """The signal ends the program in `carry_out`, so the end of training isn't reached."""
     core, reports = SimpleNamespace(traffic=lambda: (0, 0, 0, 0.0)), []
     clock = itertools.count(0.0, 0.1)
@@ -158,21 +158,21 @@ def test_steps_before_a_signal_ends_the_job_are_reported(monkeypatch):
     monkeypatch.setattr(membership, "current", lambda: member)
     monkeypatch.setattr(membership, "monotonic", lambda: next(clock))
     monkeypatch.setattr(membership, "size", lambda: 1)
-    monkeypatch.setattr(membership, "speaks_for_all", lambda: False)
+    monkeypatch.setattr(membership, "speaks_for_all", lambda: True)
     monkeypatch.setattr(membership, "report_steps", reports.append)
     monkeypatch.setattr(signal, "getsignal", lambda number: lambda *_: None)
-    training = SimpleNamespace(step=0, dataset=None, optimizers=[])
+    training = SimpleNamespace(step=0, epoch=0, dataset=None, asynchronous=False, optimizers=[])
     statistics = StepStatistics(training, SimpleNamespace(monitor=None))
     end = LastCheckpoint(SimpleNamespace(write=lambda step: None, folder=None), statistics)
     statistics.resume()
     for training.step in (1, 2, 3):
         statistics.mark()
-        statistics.committed(training.step, 8, 8, None)
+        statistics.committed(training.step, 8, 8, 1 / training.step)
     end.carry_out(3)
     assert reports == []
     end.agreed = signal.SIGTERM
     end.carry_out(3)
-    assert [(each["step"], each["ended"]) for each in reports] == [(3, 3)]
+    assert [(each["step"], each["ended"], each["loss"]) for each in reports] == [(3, 3, 1 / 3)]
 
 
 # ---- the line ----
