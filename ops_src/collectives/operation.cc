@@ -117,10 +117,14 @@ std::string Describe(const Operation& part) {
 std::string MismatchText(const char* whose, const std::string& name,
                          const std::vector<std::pair<std::string, std::string>>& brought) {
   constexpr std::string_view kClaim = " on parameters ";  // ms_kungfu/trained/claims.py
-  std::set<std::string> claims;
+  constexpr std::string_view kGather = "all_gather of ";
+  std::set<std::string> claims, counts;
+  bool gathers = true;  // whether each rank called all_gather, without uneven=True
   for (const auto& [who, what] : brought) {
     const size_t at = what.find(kClaim);
     if (at != std::string::npos) claims.insert(what.substr(at, what.find(',', at) - at));
+    gathers = gathers && what.rfind(kGather, 0) == 0 && what.find("(*") == std::string::npos;
+    counts.insert(what.substr(0, what.find(' ', kGather.size())));
   }
   std::string text;
   if (claims.size() > 1) {
@@ -132,6 +136,7 @@ std::string MismatchText(const char* whose, const std::string& name,
   for (size_t i = 0; i < brought.size(); i++) {
     text += Text(i == 0 ? "" : "; ", brought[i].first, ": ", brought[i].second);
   }
+  if (gathers && counts.size() > 1) text += "; comm.all_gather(uneven=True) collects arrays of different lengths";
   return text;
 }
 

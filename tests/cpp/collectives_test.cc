@@ -82,6 +82,18 @@ TEST(MismatchText, ParametersThatDifferNameTheMistakeFirst) {
             "rank 1: all_reduce on parameters 0a, (4)");
 }
 
+TEST(MismatchText, GatheredLengthsThatDifferNameTheRemedy) {
+  const auto names_it = [](const char* a, const char* b) {
+    const std::string text = MismatchText("ranks", "g", {{"rank 0", a}, {"rank 1", b}});
+    return text.find("comm.all_gather(uneven=True)") != std::string::npos;
+  };
+  EXPECT_TRUE(names_it("all_gather of 15 float64 (5,3)", "all_gather of 12 float64 (4,3)"));
+  EXPECT_FALSE(names_it("all_gather of 15 float64 (5,3)", "all_gather of 15 float64 (3,5)"));
+  EXPECT_FALSE(names_it("all_gather of 15 float64 (5,3)", "all_reduce of 12 float64 (4,3), sum"));
+  EXPECT_FALSE(names_it("all_gather of 32 uint8 float64(*, 2) in bytes (32,)",
+                        "all_gather of 48 uint8 float64(*, 3) in bytes (48,)"));
+}
+
 TEST(AllReduce, AgreesWithReferenceForEveryDtype) {
   for (const uint32_t size : kSizes) {
     Ranks ranks(size);
