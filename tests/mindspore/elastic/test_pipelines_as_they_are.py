@@ -334,7 +334,7 @@ def test_index_of_an_iterator_is_kept_and_half_of_one_is_not(cluster, tmp_path):
     ("make", "error", "named"),
     [
         (lambda path: text_file(path).batch(2), TypeError, "apply map and batch to the result"),
-        (lambda path: generator(9), TypeError, "give it to the ElasticDataset directly"),
+        (lambda path: generator(9), TypeError, r"pass the dataset to ElasticDataset without indexed\(\)"),
         (lambda path: ds.TextFileDataset(text_file(path).dataset_files), ValueError, "pass shuffle=False to it"),
         (
             lambda path: ds.TextFileDataset(text_file(path).dataset_files, num_shards=2, shard_id=0, shuffle=False),
@@ -357,7 +357,7 @@ def test_index_of_a_dataset_that_has_no_fixed_order_is_refused(tmp_path, make, e
         (bucketed, TypeError, r"padded_batch\(\) .* batch\(per_batch_map=\.\.\.\)"),
         (lambda: generator(9).batch(3).take(2), TypeError, "TakeDataset changes"),
         (lambda: generator(9).batch(3).filter(lambda x: True), TypeError, "FilterDataset changes"),
-        (lambda: weighted([1.0] * 8, 9), ValueError, "8 weights over 9 samples"),
+        (lambda: weighted([1.0] * 8, 9), ValueError, "8 weights for 9 samples"),
         (lambda: weighted([0.0] * 7 + [1.0] * 2, 3, False), ValueError, "only 2 samples have a weight"),
         (lambda: ds.GeneratorDataset(Samples(9), ["x"], sampler=iter([1])), TypeError, "a custom sampler"),
         (lambda: ds.GeneratorDataset(Samples(9), ["x"], batch_sampler=[[0, 1]]), TypeError, "per_batch_map"),

@@ -400,7 +400,7 @@ def test_a_training_cell_of_ones_own_is_refused_with_what_to_do():
 def test_a_sum_over_the_workers_is_refused_where_the_step_makes_a_mean():
     parameters = nn.Dense(1, 1).trainable_params()
     optimizer = KungFuMomentum(parameters, 0.1, 0.9, gradients_mean=False)
-    with pytest.raises(ValueError, match="sums the gradients over the workers, .* the ShardedStep too"):
+    with pytest.raises(ValueError, match="sums the gradients over the workers, .* also pass it to the ShardedStep"):
         ShardedStep(mean, optimizer)
     ShardedStep(mean, optimizer, gradients_mean=False)
 
