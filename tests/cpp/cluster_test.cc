@@ -416,7 +416,7 @@ TEST(Cluster, NameThatReadsLikeAPartOfAnOperationIsReportedWhole) {
     });
     for (const auto& error : errors) {
       const std::string text = ErrorOf(error).what();
-      EXPECT_NE(text.find("under the name \"" + name + "\": "), std::string::npos) << text;
+      EXPECT_NE(text.find("with the name \"" + name + "\": "), std::string::npos) << text;
     }
   }
 }

@@ -72,7 +72,7 @@ if rank == 0:
 
 # The ranks differ: each of them gets an error that names all.
 different = np.ones((2, 3) if rank == 0 else (3, 2), np.float32)
-error = raises(kf.CollectiveMismatchError, 'under the name "w"', lambda: comm.all_reduce(different, name="w"))
+error = raises(kf.CollectiveMismatchError, 'with the name "w"', lambda: comm.all_reduce(different, name="w"))
 others = "rank " + ", ".join(str(r) for r in range(1, size))
 assert f"rank 0: all_reduce of 6 float32 (2,3), sum; {others}: all_reduce of 6 float32 (3,2), sum" in str(error), error
 assert isinstance(error, ValueError)
