@@ -3,6 +3,8 @@ whole files of 10,000 images only: they repeat there."""
 
 from __future__ import annotations
 
+import fcntl
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +42,14 @@ def write_cifar(folder: Path) -> None:
 
 
 def folder(base: Path) -> Path:
-    """Which has both, as ``mnist`` and ``cifar``."""
-    for name, write in (("mnist", write_mnist), ("cifar", write_cifar)):
-        if not (base / name).exists():
-            part = base / f"{name}.part"
-            write(part)
-            part.rename(base / name)
+    """Which has both, as ``mnist`` and ``cifar``. Several processes may call this at the same time."""
+    base.mkdir(parents=True, exist_ok=True)
+    with (base / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process, so that a killed one blocks no other
+        for name, write in (("mnist", write_mnist), ("cifar", write_cifar)):
+            if not (base / name).exists():
+                part = base / f"{name}.part"
+                shutil.rmtree(part, ignore_errors=True)
+                write(part)
+                part.rename(base / name)
     return base

@@ -39,7 +39,7 @@ SAMPLES = data_differ("samples 60 at rank 0, 2 and 48 at rank 1")
 CONTENTS = r'samples 0, [\d, ]+ and 59 \(column "\w+"[^)]*\) at rank 0(?:, 2)? differ from those at rank 1;'
 FIRST_STEP = (
     "CollectiveMismatchError: did you forget KungFuElasticCallback .*The workers begin with different parameters: "
-    "the ranks brought .*rank 0.*: all_reduce of .*on parameters"
+    "the ranks called .*rank 0.*: all_reduce of .*on parameters"
 )
 
 

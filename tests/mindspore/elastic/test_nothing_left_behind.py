@@ -23,9 +23,9 @@ from tests.mindspore.elastic.test_state import capture, restore
 ALLOWED = {
     "params.cur_epoch_num": "MindSpore sets it when the first epoch begins, and the callback then adds to it",
     "params.train_dataset_element": "the batch of the last step",
-    "params.net_outputs": "the result of the last step",
     "dataset._order._known": "the permutation of an epoch, a function of (seed, epoch), made when it is needed",
     "membership.outcomes.of_nobody._commits": "this process's reductions since somebody asked; of no step to come",
+    "membership.activity": "what this process does now, for the live page; a hook of a callback captures the state",
     "membership.training_step": "for the launcher's lines, noted anew at each step's end",
     "membership.ended_steps._times": "when the last steps ended, for kungfu-run status",
     "membership.ended_steps.last": "likewise, their number",
