@@ -127,9 +127,10 @@ class EventFile:
     def _fail(self, error: OSError) -> None:
         with self._news:
             was_over = self._is_over
-            self._forget()
         if not was_over:
             self._give_up(error.strerror or str(error))
+        with self._news:
+            self._forget()  # after the line is logged, because `close` returns then
 
     def _open(self) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)

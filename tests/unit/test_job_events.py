@@ -113,6 +113,19 @@ def test_file_that_cannot_be_opened_stops_the_log_with_one_line(kind, tmp_path, 
     assert [line.partition(":")[0] for line in caplog.messages] == ["event log failed"]
 
 
+def test_close_returns_after_a_failure_is_logged(tmp_path, monkeypatch):
+    logged = []
+
+    def log_slowly(_, error):
+        time.sleep(0.2)
+        logged.append(error)
+
+    monkeypatch.setattr(EventFile, "_give_up", log_slowly)
+    (tmp_path / e.FILE_NAME).mkdir()
+    close(EventFile(tmp_path / e.FILE_NAME, True, start_thread))
+    assert len(logged) == 1
+
+
 def test_hung_disk_blocks_no_caller(tmp_path, monkeypatch, caplog):
     hangs, written = threading.Event(), []
 
