@@ -86,10 +86,9 @@ class Others:
         self._writes = writes or _is_lowest
         self._are_alike = writes is None
         self._callbacks: dict[str, Any] = {}
-        self._all: list[Any] = []
+        self._all = list(callbacks)
         self._programs: list[Any] = []  # the program's callbacks, and MindSpore callbacks that only call its functions
-        for callback in callbacks:
-            self._all.append(callback)
+        for callback in self._all:
             if not is_mindspores(callback) and not type(callback).__module__.startswith("ms_kungfu."):
                 self._programs.append(callback)
             if is_carried(callback) or is_the_programs(callback):

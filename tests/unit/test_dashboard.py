@@ -223,7 +223,7 @@ def test_client_after_a_pause_without_clients_gets_no_old_sample(dashboard, monk
     first = dashboard.stream()
     assert [name for name, _, _ in first.take(3)] == ["hello", "past", "now"]
     first.close()
-    dashboard.sample(2.0, [{"state": "computing", "step": 2}], with_status=False)  # nobody is connected
+    dashboard.sample(2.0, [{"state": "computing", "step": 2}], with_status=False)  # no client is connected
     second = dashboard.stream()
     assert b"event: now\n" not in second.until_silence()
     dashboard.sample(3.0, [{"state": "computing", "step": 3}])
