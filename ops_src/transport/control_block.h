@@ -1,5 +1,5 @@
 // The words by which the members of a cluster version and their launcher notify each other. They
-// tell which ranks are present, which have failed and in which order, which have given up, and
+// tell which ranks are present, which have failed and in which order, which have called GiveUp, and
 // which version comes next. They carry no tensor data and change rarely, so they don't slow down
 // operations. This interface doesn't define where the words are stored. On one host they are in the
 // segment (transport/shm/segment_control_block.h).
@@ -76,7 +76,7 @@ class ControlBlock {
   // Call this only once. If the rank was fenced before the call, no rank sees the call, and no rank
   // needs to see it.
   virtual void GiveUp(uint32_t rank, GaveUp how, kf_status status, const std::string& text) = 0;
-  // If the rank has given up alone and must be ended, returns its message. Otherwise returns an
+  // If the rank has called GiveUp alone and must be ended, returns its message. Otherwise returns an
   // empty string.
   virtual std::string GaveUpAlone(uint32_t rank) const = 0;
 

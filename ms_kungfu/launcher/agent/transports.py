@@ -164,7 +164,7 @@ class Transports:
             return False
         channel.send(m.Connected())
         await channel.flushed()
-        if expected.done():  # `make` has given up
+        if expected.done():  # `make` no longer waits
             return False
         expected.set_result(channel)
         return True

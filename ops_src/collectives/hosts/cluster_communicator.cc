@@ -194,7 +194,7 @@ void ClusterCommunicator::GiveUp(const Error& error) {
 }
 
 // Runs `body`, and gives up if `body` throws. If the error comes from the host's communicator, that
-// communicator has already given up, and GiveUp changes nothing there.
+// communicator has already called GiveUp, and another call changes nothing there.
 template <typename Body>
 void ClusterCommunicator::OrGiveUp(const Body& body) {
   closure_.ThrowIfClosed();

@@ -1,6 +1,6 @@
 // A transport's threads, the requests of its ranks, and its shutdown.
 //
-// One thread, the dispatcher, reads requests. It also polls for ranks that have given up, failed or
+// One thread, the dispatcher, reads requests. It also polls for ranks that have called GiveUp, failed or
 // left, and for other hosts whose ranks have ended. Operations run on other threads, which are
 // created when they are needed and then kept.
 #include "collectives/hosts/transport.h"

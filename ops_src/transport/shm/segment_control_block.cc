@@ -188,7 +188,7 @@ std::string SegmentControlBlock::GaveUpAlone(uint32_t rank) const {
 }
 
 // Ignores failed ranks. If another rank saw a failed rank's error before that rank failed, the
-// other rank has given up with the same error.
+// other rank has called GiveUp with the same error.
 std::optional<Error> SegmentControlBlock::GaveUpForAll() const {
   if (header().gave_up.load(std::memory_order_acquire) == 0) return std::nullopt;
   for (uint32_t r = 0; r < size(); r++) {

@@ -121,7 +121,7 @@ class SegmentControlBlock final : public ControlBlock {
   // Returns true if `rank` has failed and the members can't continue without it. Returns false
   // during MarkLost, while this isn't decided yet.
   bool EndedForAll(uint32_t rank) const;
-  // Returns the error of the lowest running rank that has given up for all ranks, or none if there
+  // Returns the error of the lowest running rank that has called GiveUp for all ranks, or none if there
   // is no such rank.
   std::optional<Error> GaveUpForAll() const;
 
