@@ -180,7 +180,6 @@ def _leave_on_sigterm(member: Member) -> None:
     if (
         not _handles_sigterm
         and member.ports.owns_process
-        and member.get(env.WATCH)
         and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # keep the program's own handler
     ):
         _handles_sigterm = True
@@ -197,7 +196,7 @@ def _ask_to_leave(member: Member, told: int) -> None:
             raise ResizeError("this process is in no cluster")
         member.broker().request_leave(member.self_id, _ANSWER_S, terminated=True)
     except KungFuError:
-        # The job is ending, or no worker would remain to continue it. Let SIGTERM end the process, as by default.
+        # The job is ending, or no launcher answers. Let SIGTERM end the process, as by default.
         os.kill(os.getpid(), signal.SIGTERM)
 
 

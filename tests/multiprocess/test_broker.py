@@ -140,6 +140,7 @@ class Host(Loop):
     def __init__(self, *clusters, is_alive=relay.is_alive, **options):
         super().__init__()
         self.leaving = []
+        self.last = []
         self.trouble = []
         self.ready = []
         self.segments = []
@@ -152,6 +153,7 @@ class Host(Loop):
             Broker,
             **options,
             on_leave=self.leaving.append,
+            on_last=self.last.append,
             on_trouble=self.trouble.append,
             on_ready=self.ready.append,
             make_segment=self.make_segment,
@@ -942,6 +944,15 @@ def test_leave_request_is_granted_unless_the_worker_is_the_last(host):
     one.broker.end()
     with pytest.raises(ResizeError, match="the job is ending"):
         one.client().request_leave(A, 20)
+
+
+def test_last_member_with_sigterm_is_reported_and_waits_for_its_end(host):
+    one = host(cluster(0, A), cluster(1, A, B), min_size=2)
+    with pytest.raises(ResizeError, match="10001 can't leave: only 1 worker would be left"):  # B isn't a member yet
+        one.client().request_leave(B, 20, terminated=True)
+    one.client().request_leave(A, 20, terminated=True)
+    one.wait_until(lambda: one.last == [A])
+    assert one.leaving == []
 
 
 def test_fewer_than_the_smallest_size_are_never_left(host):

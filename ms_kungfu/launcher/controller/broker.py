@@ -54,6 +54,7 @@ class Broker:
     - `on_prepared`: the members have been notified of this version, because all of its joining workers are ready.
     - `on_ready`: a worker (peer ID and incarnation) or a standby (its number) has joined, or is ready to join.
     - `on_leave`: this member of the newest version may leave. If `on_leave` is None, no worker may leave.
+    - `on_last`: this member got a SIGTERM, but may not leave.
     - `on_trouble`: the shared memory of a version can't be made, for the given reason. `prepare` tries again.
     - `on_cores`: fixes the number of cores of each worker, and returns that number, or 0 if no worker is pinned.
     - `on_expected`: the members have reported which size they expect next.
@@ -69,6 +70,7 @@ class Broker:
     on_ready: Callable[[tuple[PeerID, int] | int], None]
     on_trouble: Callable[[str], None]
     on_leave: Callable[[PeerID], None] | None
+    on_last: Callable[[PeerID], None]
     on_cores: Callable[[int], Awaitable[int]] = _no_cores
     on_expected: Callable[[Expected], None] = lambda expected: None
     on_prepared: Callable[[int], None] = lambda version: None
@@ -82,7 +84,7 @@ class Broker:
         self._loop = asyncio.get_running_loop()
         self.versions = ClusterVersions() if self.begun is None else self.begun
         self._segments = Segments(self.versions, self.recovers, self.make_segment)
-        self.leaves = LeaveRequests(self.versions, self.min_size, self.on_leave)
+        self.leaves = LeaveRequests(self.versions, self.min_size, self.on_leave, self.on_last)
         self.facts = ProcessFacts(self.versions, self._segments, lambda process: process in self._holders)
         self.requests = SlotRequests(self, self.versions, self.leaves)
         self._fixing: set[asyncio.Task[None]] = set()  # tasks that fix the number of cores of each worker

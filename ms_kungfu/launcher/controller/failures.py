@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -214,6 +215,16 @@ class WorkerFailures:
                     workers.ending.tell_again({peer})
                     workers.broker.leaves.stays(peer)
                 return
+
+    def last_worker_terminated(self, peer: PeerID) -> None:
+        """End the job as a SIGTERM to the launcher does, so that the workers write a checkpoint.
+
+        A scheduler may send SIGTERM to all processes of a job. Then the launcher ends the job because of its own
+        signal or of this one, whichever it handles first.
+        """
+        for process in self.job.workers.processes.of_standing(Standing.MEMBER):
+            if process.peer == peer:
+                self.job.course.interrupted(signal.SIGTERM, f" at {process.who}")
 
     # ---- cluster versions ----
 

@@ -12,10 +12,16 @@ from ms_kungfu.launcher.state.versions import ClusterVersions
 
 
 class LeaveRequests:
-    """The part of the broker that handles requests to leave. `on_leave` is documented in `Broker`."""
+    """The part of the broker that handles requests to leave. `on_leave` and `on_last` are documented in `Broker`."""
 
-    def __init__(self, versions: ClusterVersions, min_size: int, on_leave: Callable[[PeerID], None] | None) -> None:
-        self._versions, self._min_size, self._on_leave = versions, min_size, on_leave
+    def __init__(
+        self,
+        versions: ClusterVersions,
+        min_size: int,
+        on_leave: Callable[[PeerID], None] | None,
+        on_last: Callable[[PeerID], None],
+    ) -> None:
+        self._versions, self._min_size, self._on_leave, self._on_last = versions, min_size, on_leave, on_last
         self._loop = asyncio.get_running_loop()
         self.job_ends = False
         self.leaving: set[PeerID] = set()  # members of the newest version that may leave it but haven't left it yet
@@ -25,7 +31,8 @@ class LeaveRequests:
     def objection(self, peer: PeerID, terminated: bool) -> str:
         """Allow `peer` to leave, report that to `on_leave`, and return "". Otherwise return why `peer` can't leave.
 
-        If several workers ask to leave at the same time, perhaps only the first of them may.
+        If several workers ask to leave at the same time, perhaps only the first of them may. A member that got a
+        SIGTERM and can't leave is reported to `on_last`, which ends the job. It waits for the launcher's signal.
         """
         newest = self._versions.newest
         if self.job_ends or newest is None:
@@ -36,16 +43,20 @@ class LeaveRequests:
                 self._loop.call_soon(self._on_leave, peer)  # the permission to leave may have been revoked
             return ""
         left = self._versions.staying_without(peer, self.leaving)
+        if self._on_leave is not None and left >= max(1, self._min_size):
+            self.leaving.add(peer)
+            (self.told_to_end if terminated else self.evicted).add(peer)
+            self._loop.call_soon(self._on_leave, peer)
+            return ""
+        current = self._versions.current
+        if terminated and current is not None and peer in current.workers:
+            self._loop.call_soon(self._on_last, peer)
+            return ""
         if left == 0:
             return f"{peer} is the last worker"
         if left < self._min_size:
             return f"{peer} can't leave: {would_be_left(left, self._min_size)}"
-        if self._on_leave is None:
-            return "this launcher does not follow changes of the cluster (-w)"
-        self.leaving.add(peer)
-        (self.told_to_end if terminated else self.evicted).add(peer)
-        self._loop.call_soon(self._on_leave, peer)
-        return ""
+        return "this launcher does not follow changes of the cluster (-w)"
 
     def follow(self, newest: Cluster) -> None:
         self.leaving &= set(newest.workers)

@@ -83,6 +83,9 @@ class WorkerEvents(Protocol):
     def worker_leaves(self, peer: PeerID) -> None:
         """Record that the broker has allowed `peer` to leave."""
 
+    def last_worker_terminated(self, peer: PeerID) -> None:
+        """Record that `peer` got a SIGTERM, but that too few workers would remain without it."""
+
     def version_unknown(self, version: int) -> None:
         """Record that a member has requested a cluster version that the broker hasn't admitted."""
 
@@ -155,6 +158,7 @@ class WorkerManager:
             on_cores=lambda each: self.cores.fix(each),
             on_expected=lambda expected: self.prestarted.expect(expected),
             on_leave=(lambda peer: events.worker_leaves(peer)) if self.options.watch else None,
+            on_last=lambda peer: events.last_worker_terminated(peer),
             on_commit=self.on_commit,
             may_prepare=self.may_prepare,
             begun=self.versions,

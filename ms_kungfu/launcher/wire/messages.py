@@ -346,7 +346,10 @@ class Stay(Message, frozen=True):  # type: ignore[misc]
 
 
 class Leaving(Message):
-    """The cluster will continue without the worker that the leave request named."""
+    """The cluster will continue without the worker that the leave request named.
+
+    If the worker got a SIGTERM and too few workers would remain, the job ends instead.
+    """
 
 
 class CoresFixed(Message):

@@ -58,6 +58,22 @@ def test_signal_ends_the_job_after_the_step_and_its_checkpoint(held, tmp_path, n
     assert "trained" not in job.output
 
 
+@pytest.mark.parametrize("flags", [(), WATCH], ids=["plain", "watch"])
+@pytest.mark.parametrize("launcher_too", [False, True])
+def test_sigterm_to_all_workers_ends_the_job_after_a_checkpoint(held, tmp_path, flags, launcher_too):
+    """Slurm and systemd may send SIGTERM to each process of a job."""
+    job = held("together", flags=flags)
+    for match in job.wait_for(r"worker started: worker \d \(\S+, pid (\d+)\)", 2):
+        os.kill(int(match[1]), signal.SIGTERM)
+    if launcher_too:
+        job.signal(signal.SIGTERM)
+    job.wait_for("workers ending: signal=SIGTERM workers=2")
+    job.go()
+    job.assert_exit(143)
+    job.assert_gone(time.monotonic())
+    assert checkpoints(tmp_path) == ["step-00000003.ckpt"]
+
+
 def test_asynchronous_workers_end_with_one_checkpoint(held, tmp_path):
     job = held("asynchronous")
     job.signal(signal.SIGTERM)
