@@ -169,11 +169,11 @@ class Cluster:
             if not isinstance(listed, list):
                 raise ValueError(f"{key} must be a list of 'host:port', got {listed!r}")
             if key == "Workers" and len(listed) > MAX_WORKERS_OF_HOSTS:
-                raise ValueError(f"Workers lists {len(listed)} workers; a job has at most {MAX_WORKERS_OF_HOSTS}")
+                raise ValueError(f'"Workers" has {len(listed)} entries; the limit is {MAX_WORKERS_OF_HOSTS}')
             peers[key] = tuple(PeerID.parse(p) for p in listed)
             if len(set(peers[key])) < len(listed):
                 twice = next(peer for peer, count in Counter(peers[key]).items() if count > 1)
-                raise ValueError(f"{key} lists {twice} twice")
+                raise ValueError(f'"{key}" contains {twice} twice')
         if not peers["Workers"]:
             raise ValueError("Workers is empty; a cluster has at least 1 worker")
         given = document.get("Version", 0)

@@ -49,9 +49,9 @@ class Groups {
   // size.
   void Sort(const std::string& kernel, const KernelTensors& inputs, const KernelTensors& outputs, bool copies,
             const std::function<size_t(size_t)>& part_of);
-  // Returns the groups with the memory addresses of this launch. `output_count(n)` returns the
-  // number of elements that the output must hold if the input has `n` elements and the cluster has
-  // `ranks` ranks.
+  // Returns the groups, filled in with the memory addresses that this kernel launch uses.
+  // `output_count(n)` returns the number of elements that the output must hold if the input has `n`
+  // elements and the cluster has `ranks` ranks.
   const std::vector<Group>& Bind(const std::string& kernel, const KernelTensors& inputs, const KernelTensors& outputs,
                                  bool in_place, uint32_t ranks, const std::function<uint64_t(uint64_t)>& output_count);
 

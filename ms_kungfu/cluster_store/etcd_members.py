@@ -157,7 +157,7 @@ class EtcdMembers:
 
 
 def _parsed(url: str) -> tuple[tuple[tuple[str, int], ...], str]:
-    """Return the hosts and ports of the etcd members, and the job's name, which are in the URL."""
+    """Return what the URL contains: the hosts and ports of the etcd members, and the job's name."""
     parts = urlsplit(url)
     job = parts.path.strip("/")
     if "@" in parts.netloc:
@@ -171,7 +171,9 @@ def _parsed(url: str) -> tuple[tuple[tuple[str, int], ...], str]:
         found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::([0-9]{1,5}))?", member)
         port = int(found[3] or _PORT) if found else 0
         if found is None or not 0 < port < 65536:
-            raise ValueError(f"{url!r}: {member!r} is not host:port of a member of etcd; write a URL like {_EXAMPLE}")
+            raise ValueError(
+                f"{url!r}: {member!r} is not the address (host:port) of an etcd member; write a URL like {_EXAMPLE}"
+            )
         members.append((found[1] or found[2], port))
     return tuple(members), job
 

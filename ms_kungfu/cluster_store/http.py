@@ -66,7 +66,7 @@ class HttpClusterStore:
         writer = cluster.writer or self._writer
         written = self._cluster(*self._request("PUT", self._path, cluster.dumps().encode(), self._timeout_s, writer))
         if written is None:
-            raise ConfigServerError(f"{self.url} answered the PUT with something other than a cluster")
+            raise ConfigServerError(f"{self.url} answered the PUT with something other than a cluster description")
         return written
 
     def status(self) -> Any:
@@ -87,7 +87,7 @@ class HttpClusterStore:
         try:
             return Cluster.from_json(decode(body, MAX_ANSWER_BYTES), writer=writer)
         except ValueError as error:
-            raise ConfigServerError(f"{self.url} gave an answer that isn't a cluster: {error}") from None
+            raise ConfigServerError(f"{self.url} gave an answer that isn't a cluster description: {error}") from None
 
     def _request(
         self, method: str, path: str, body: bytes | None, timeout_s: float, writer: str = "", needs_secret: bool = False

@@ -43,7 +43,7 @@ class ClusterStore(Protocol):
 
     @property
     def needs_secret(self) -> bool:
-        """Return whether writes need the job's secret. If they don't, the store itself decides on permissions."""
+        """Return whether writing requires the job's secret. If not, the store itself decides on permissions."""
         ...
 
     def get(self) -> Cluster | None:

@@ -99,7 +99,7 @@ async def _serve(
         except SecretFileError as error:
             if not given:
                 return failed(PROGRAM, f"{error}; set KUNGFU_JOB_SECRET instead", 1)
-            print(f"{PROGRAM}: {error}; writes need the secret in KUNGFU_JOB_SECRET", file=sys.stderr)
+            print(f"{PROGRAM}: {error}; writing requires the secret in KUNGFU_JOB_SECRET", file=sys.stderr)
         where = f"; the secret for writing is in {file.path}" if file else ""
         print(f"{PROGRAM}: serving {server.url}{where}", flush=True)
         with contextlib.suppress(asyncio.TimeoutError):

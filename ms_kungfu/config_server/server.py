@@ -67,7 +67,7 @@ class ConfigServer:
 
     Args:
         store: the store.
-        secret: the secret that writes need.
+        secret: the secret required for writing.
         host: the address to listen on.
         port: the port to listen on; 0 for any free port.
         path: the path of the URL.

@@ -124,7 +124,9 @@ def is_asynchronous(options: Options, optimizers: list[Any], dataset: Shares | N
     able = bool(optimizers) and all(getattr(o, "asynchronous", False) for o in optimizers)
     if options.asynchronous and not able:
         names = ", ".join(type(o).__name__ for o in optimizers) or "no optimizer"
-        raise ValueError(f"asynchronous=True requires PairAveragingOptimizer, but the trained objects have {names}")
+        raise ValueError(
+            f"asynchronous=True requires PairAveragingOptimizer, but the objects passed to the training have {names}"
+        )
     if options.asynchronous is False or not able:
         return False
     takes_all = {

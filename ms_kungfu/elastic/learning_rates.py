@@ -69,7 +69,7 @@ class LearningRates:
         optimizers = [cell for cell in cells if isinstance(cell, nn.Optimizer)]
         if not optimizers:
             raise ValueError(
-                "lr_rule requires an optimizer of mindspore.nn among the trained objects, but there is none"
+                "lr_rule requires an optimizer of mindspore.nn, but none of the objects passed to the training is one"
             )
         if any(isinstance(optimizer, nn.LARS) for optimizer in optimizers):
             raise ValueError("lr_rule can't scale the learning rate of nn.LARS, which stores the rate in two places")

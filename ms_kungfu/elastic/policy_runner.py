@@ -210,7 +210,9 @@ class PolicyRunner:
                 "an ElasticDataset to ElasticTraining or Model.train"
             )
         if decision.learning_rate is not None and not training.optimizers:
-            raise ValueError("a policy asked for a learning rate, but no trained object is an optimizer")
+            raise ValueError(
+                "a policy asked for a learning rate, but none of the objects passed to the training is an optimizer"
+            )
         if decision.optimizer is not None and not any(hasattr(o, "switch_to") for o in training.optimizers):
             raise ValueError(
                 f"a policy asked for the optimizer {decision.optimizer!r}, but no trained optimizer can switch; train "

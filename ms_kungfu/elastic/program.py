@@ -109,7 +109,7 @@ def is_behind() -> bool:
 def is_resuming() -> bool:
     """Return whether this process has received a state but hasn't trained since then.
 
-    Such a process hasn't reached the state's training call yet, or has begun in the middle of that call.
+    Such a process hasn't reached the training call in which the state was captured, or has begun in the middle of it.
     """
     return is_behind() or current().resuming
 

@@ -126,8 +126,8 @@ async def _ask(request: JoinRequest) -> Options:
         raise RefusedError(f"{url} holds no cluster; is the job running?")
     if cluster.slots is None or not cluster.runners:
         raise RefusedError(
-            f"the job of {url} was started on one host and accepts no other hosts; start it with several hosts (-H) or "
-            "with -joinable, so that hosts can join"
+            f"the job that uses {url} was started on one host and accepts no other hosts; start it with several hosts "
+            "(-H) or with -joinable, so that hosts can join"
         )
     head, own, terms = await _terms(request, store, cluster)
     try:
@@ -193,16 +193,16 @@ def _leader_of(url: str, cluster: Cluster) -> tuple[str, str]:
         found = open_leadership(url).look()
         snapshot = None if found.snapshot is None else LeaderSnapshot.from_json(found.snapshot)
     except StoreUnreachableError as error:  # the etcd cluster's leader may have failed together with the controller
-        return "", f"the host that controls the job of {url} is unknown: {error}"
+        return "", f"the head node of the job that uses {url} is unknown: {error}"
     except (ConfigServerError, ProtocolError) as error:
-        raise RefusedError(f"the host that controls the job of {url} is unknown: {error}") from None
+        raise RefusedError(f"the head node of the job that uses {url} is unknown: {error}") from None
     if snapshot is not None and snapshot.end is not None and snapshot.has(cluster):
-        raise RefusedError(f"the job of {url} has ended ({how_it_has_ended(snapshot.end)})")
+        raise RefusedError(f"the job that uses {url} has ended ({how_it_has_ended(snapshot.end)})")
     if found.holder or snapshot is None or not may_go_on(found, snapshot.head):
         return found.holder, ""
     return "", (
-        f"no host controls the job of {url}: {snapshot.head}, which controlled it, has failed, and no other host has "
-        f"taken over within {_LEADER_S:g} s"
+        f"no host controls the job that uses {url}: {snapshot.head}, which controlled it, has failed, and no other "
+        f"host has taken over within {_LEADER_S:g} s"
     )
 
 

@@ -7,8 +7,8 @@ text or the new text.
 
 A child that `multiprocessing` has spawned first runs those lines of the program that aren't below
 ``if __name__ == "__main__":``. If the program doesn't have that guard, the child would train there. The child gets an
-error and exits, but a process pool would start the next child again and again. Therefore, such a child tries to end its
-worker's program: it sends a signal whose handler raises an error in the worker's main thread.
+error and exits, but a process pool would start the next child again and again. Therefore, such a child also tries to
+stop the worker that it belongs to: it sends the worker a signal, whose handler raises an error in the main thread.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class _Unguarded:
         if now - self._raised >= _AGAIN_S:
             self._raised = now
             raise ValueError(
-                "a process that multiprocessing has spawned runs this program from the beginning, and communicates "
-                'there: put the lines that only workers run below `if __name__ == "__main__":`'
+                "a process that multiprocessing has spawned runs this program from the beginning, including its "
+                'communication: put the lines that only workers run below `if __name__ == "__main__":`'
             )
 
 
@@ -89,7 +89,7 @@ def may_take_a_slot(member: Member) -> bool:
 def refuse() -> None:
     """Raise ValueError, because neither a spawned nor a forked child process may communicate.
 
-    A spawned child that runs the program from the beginning tries to end its worker.
+    A spawned child that runs the program from the beginning also tries to stop the worker that it belongs to.
     """
     answers, parent = current().parents_answers, current().get(env.PARENT)
     assert answers is not None

@@ -1,4 +1,4 @@
-"""Replace the functions of ``mindspore.communication``, so that they describe the virtual world."""
+"""Replace the functions of ``mindspore.communication``, so that they return the values of the virtual world."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def init(backend_name: str | None = None) -> None:
 
 
 def release() -> None:
-    """Make the other functions describe a single process from now on."""
+    """Make the functions of this module return the values for a single process from now on."""
     _groups.clear()
     world.end()
 

@@ -21,7 +21,7 @@ _RANKS = {"rank", "rank_id", "local_rank", "shard_id", "device_id", "get_rank", 
 
 
 def shards_of(dataset: Any) -> int | None:
-    """Return for how many ranks a dataset is sharded; None if it has one shard or no sharding sampler."""
+    """Return the number of ranks over which a dataset is sharded; None if it has one shard or no sharding sampler."""
     while not isinstance(dataset, ElasticDataset) and len(dataset.children) == 1:
         dataset = dataset.children[0]
     sampler = getattr(dataset, "sampler", None)

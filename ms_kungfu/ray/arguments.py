@@ -23,7 +23,7 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def check_function(function: Callable[..., Any]) -> None:
-    """Raise TypeError if the function can't be called without arguments, as the workers call it."""
+    """Raise TypeError if the function needs arguments, because the workers call it without arguments."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # a C function without a signature

@@ -139,7 +139,7 @@ class Watch:
 
 
 def in_time(call: Callable[[], object], limit_s: float) -> bool:
-    """Make a call of Ray in a thread. Return whether the call has ended in time. Exceptions in it are ignored."""
+    """Call a Ray function in a thread. Return whether the call has ended in time. Exceptions in it are ignored."""
 
     def run() -> None:
         with contextlib.suppress(Exception):

@@ -448,7 +448,7 @@ PYBIND11_MODULE(_core, m) {
       py::arg("alone"), py::arg("main_waits"), py::arg("place"),
       "Close the communicator if all ranks wait for each other. Call it several times a second, on one thread, while "
       "there are slow waits. `alone`: only Python's main thread starts collectives. `main_waits`: the main thread is "
-      "in a call of MindSpore, unless it is in a collective.");
+      "in a call to MindSpore, unless it is in a collective.");
 
   m.def(
       "device_open",

@@ -151,7 +151,7 @@ def test_runners_and_version_may_be_left_out() -> None:
         ({"Workers": "h:1"}, "Workers"),
         ({"Workers": [1]}, "1"),
         ({"Workers": ["h:1", "h:1"]}, "h:1 twice"),
-        ({"Workers": ["h:1"], "Runners": ["r:1", "r:1"]}, "Runners lists r:1 twice"),
+        ({"Workers": ["h:1"], "Runners": ["r:1", "r:1"]}, '"Runners" contains r:1 twice'),
         ({"Workers": ["h:1"], "Runners": None}, "Runners"),
         ({"Workers": ["h:1"], "workers": ["h:2"]}, "'workers'"),
         ({"Workers": ["h:1"], "Version": -1}, "-1"),
@@ -193,14 +193,14 @@ def test_written_cluster_is_checked_in_linear_time(monkeypatch):
     names = [f"10.0.{n // 250}.{n % 250}:10000" for n in range(1024)]
     assert Cluster.from_json({"Workers": names, "Runners": names}).size == 1024
     assert len(compared) < 10_000
-    with pytest.raises(ValueError, match=r"Workers lists 10\.0\.0\.7:10000 twice"):
+    with pytest.raises(ValueError, match=r'"Workers" contains 10\.0\.0\.7:10000 twice'):
         Cluster.from_json({"Workers": [*names[:-1], names[7]]})
     assert len(compared) < 20_000
 
 
 def test_written_cluster_has_no_more_workers_than_a_job():
     names = [f"127.0.0.1:{1 + n}" for n in range(8000)]
-    with pytest.raises(ValueError, match="Workers lists 8000 workers; a job has at most 1024"):
+    with pytest.raises(ValueError, match='"Workers" has 8000 entries; the limit is 1024'):
         Cluster.from_json({"Workers": names})
 
 

@@ -334,7 +334,7 @@ def test_joining_host_waits_while_the_head_node_leaves(monkeypatch):
 
 def test_joining_host_learns_after_some_leases_that_the_job_has_no_leader(monkeypatch):
     told, calls = asked(monkeypatch, [""], {"127.0.0.1": [m.RegistrationRejected("127.0.0.1 hasn't got the job")]})
-    assert told.startswith(f"no host controls the job of {ETCD}: 127.0.0.1, which controlled it, has failed, and no")
+    assert told.startswith(f"no host controls the job that uses {ETCD}: 127.0.0.1, which controlled it, has failed")
     assert len(calls) > 8
     told, calls = asked(monkeypatch, ["127.0.0.2"], {})
     assert (told, len(calls) > 8) == ("127.0.0.2:38080 doesn't answer", True)
@@ -348,7 +348,7 @@ def test_controller_of_a_running_job_is_asked_once(monkeypatch):
 
 def test_ended_job_accepts_no_joining_host(monkeypatch):
     told = asked(monkeypatch, [(3, "kungfu-run: worker 0 failed")], {})
-    assert told == (f"the job of {ETCD} has ended (exit code 3, kungfu-run: worker 0 failed)", [])
+    assert told == (f"the job that uses {ETCD} has ended (exit code 3, kungfu-run: worker 0 failed)", [])
     # The next job of this name may be one that doesn't move its controller, and leaves no record.
     snapshot = LeaderSnapshot("j", "a", RUNS, (), ClusterVersions(clusters={0: RUNS}, committed=0))
     assert [snapshot.has(replace(RUNS, version=5, writer=who)) for who in ("j", "another")] == [True, False]

@@ -52,8 +52,8 @@ class Departure:
         - After any other signal, the controller ends the job on all hosts within -grace-period.
         - After a second signal to this launcher, the job ends at once. This launcher exits even if the controller
           doesn't react.
-        - If the job has ended already, a signal limits the time for writing the remaining output to `_OUTPUT_S`. A
-          second signal drops the remaining output.
+        - If the job has ended already, a signal sets a limit of `_OUTPUT_S` seconds for writing the remaining
+          output. A second signal drops the remaining output.
         """
         if self.cut_output is not None:
             asyncio.get_running_loop().call_later(0.0 if self.interrupted else _OUTPUT_S, self.cut_output)

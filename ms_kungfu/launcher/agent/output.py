@@ -95,7 +95,10 @@ class _Rank(Struct):
 
 @dataclass(eq=False)  # so that each instance equals only itself
 class _Worker:
-    """A worker's streams and last lines. `colour`: the worker's first rank, which selects the colour of its prefix."""
+    """A worker's streams and last lines.
+
+    `colour`: the rank that the worker had when it started (0 if it had none), which selects the colour of its prefix.
+    """
 
     colour: int
     rank: _Rank

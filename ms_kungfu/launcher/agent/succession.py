@@ -163,15 +163,17 @@ class Succession:
                 snapshot = None if found.snapshot is None else LeaderSnapshot.from_json(found.snapshot)
                 if snapshot is None or snapshot.end is not None:
                     how = "" if snapshot is None or snapshot.end is None else f" ({how_it_has_ended(snapshot.end)})"
-                    raise StartError(f"the job of {url} has ended{how}")
+                    raise StartError(f"the job that uses {url} has ended{how}")
                 if found.holder:
                     return await self._call(found.holder)
             except (OSError, asyncio.TimeoutError, StoreUnreachableError) as error:
                 trouble = str(error) or f"{self.head_name} doesn't answer"
             except (ProtocolError, ConfigServerError) as error:
-                raise StartError(f"the host that controls the job of {url} is unknown: {error}") from None
+                raise StartError(f"the head node of the job that uses {url} is unknown: {error}") from None
             if loop.time() > deadline:
-                raise StartError(f"{trouble}, within {wait_s:g} s (KUNGFU_JOIN_TIMEOUT); is the job of {url} running?")
+                raise StartError(
+                    f"{trouble}, within {wait_s:g} s (KUNGFU_JOIN_TIMEOUT); is the job that uses {url} running?"
+                )
             await asyncio.sleep(_LOOK_S)
 
     async def _call(self, head: str) -> AnyChannel:

@@ -46,9 +46,10 @@ class JobStart(Struct):
     """What a job begins with.
 
     Clients request another cluster through the config server in this process (`server`), or through another `store`.
-    A job whose cluster can't change has neither. `attempts`: this controller numbers its attempts to make the shared
-    memory of cluster versions from here on, because earlier controllers have used the lower numbers. `cpu_isa`: the
-    limit on the vector instructions of all workers. It is known when the hosts have registered.
+    A job whose cluster can't change has neither. `attempts`: a controller numbers its attempts to create the shared
+    memory of cluster versions. This controller's numbers are higher than `attempts`, because earlier controllers have
+    used the lower numbers. `cpu_isa`: the limit on the vector instructions of all workers. It is known when the hosts
+    have registered.
     """
 
     join_timeout_s: float

@@ -217,7 +217,8 @@ class Hosts(Struct, frozen=True):
             return cluster
         runners = {runner.host: runner for runner in cluster.runners}
         port = next((runner.port for runner in cluster.runners), None)
-        if port is not None:  # without runners there is no port: the writer of `cluster` doesn't use runners
+        # There is no port if the program that wrote `cluster` doesn't use runners.
+        if port is not None:
             named = (runners.get(host.name, PeerID(host.name, port)) for host in self.staying)
             cluster = replace(cluster, runners=tuple(named))
         return replace(cluster, slots=self.slots_by_host, placement=self.placement)
@@ -432,7 +433,7 @@ def _identified(addresses: dict[str, list[str]], own: str | None, interface: str
         found = of_interface(interface)
         mine = _with_any(addresses, found)
         if not mine:
-            raise HostError(f"-nic {interface} has {' and '.join(found)}, which is not one of the hosts {listed}")
+            raise HostError(f"-nic {interface}: none of its addresses ({', '.join(found)}) is among the hosts {listed}")
         return _the_one(mine, f"-nic {interface}")
     mine = [name for name, known in addresses.items() if any(map(network.is_of_this_machine, known))]
     if not mine:
@@ -476,8 +477,8 @@ def _looked_up(hosts: Sequence[Host]) -> dict[str, list[str]]:
             return addresses
         if run_time() >= until:
             raise HostError(
-                f"host {unknown[0]} has no address after {limit_s:g} s (KUNGFU_JOIN_TIMEOUT); write its address in -H, "
-                "or add the name to the name service"
+                f"the name of host {unknown[0]} could not be resolved within {limit_s:g} s (KUNGFU_JOIN_TIMEOUT); "
+                "write its address in -H, or add the name to the name service"
             )
         if not is_told:
             is_told = True

@@ -75,7 +75,7 @@ class Ended(Struct, frozen=True):
     def told(self) -> str:
         """Return how the worker ended, and its exception.
 
-        If there is an exception, a SIGTERM isn't mentioned: the launcher sends it after another worker has failed.
+        If there is an exception, the result omits a SIGTERM, which is only the launcher's reaction to another failure.
         """
         how = "" if self.code == -signal.SIGTERM and self.last.error else f" {self.how}"
         return f"{how}: {self.last.error}" if self.last.error else how

@@ -9,7 +9,7 @@
 //
 // 1. *Standing still*. A process stands still if two conditions hold. First, each of its threads
 // either waits in an operation (a Wait in this file) or sleeps in the kernel. Second, the program's
-// main thread is in such a Wait, or in a call of MindSpore that waits for kernels. The caller of
+// main thread is in such a Wait, or in a call to MindSpore that waits for kernels. The caller of
 // Look checks the conditions (runtime/stillness.h, ms_kungfu/membership/deadlocks.py). A thread
 // doesn't count as sleeping if it is runnable without getting a core, in a page fault, stopped or
 // traced. A process with threads that the user's program has started never stands still, because

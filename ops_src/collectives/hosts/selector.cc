@@ -55,8 +55,8 @@ uint64_t CableByte(const Figures& host) { return std::min<uint64_t>(1'000'000'00
 
 using Selected = std::unique_ptr<const Algorithm>;
 
-// Returns a tree whose leaves are the slow hosts, if it takes at least a tenth less time than the
-// ring. Otherwise returns null.
+// Returns a tree whose leaves are the slow hosts, if its time is at most 90% of the ring's.
+// Otherwise returns null.
 Selected AroundSlowHosts(const std::vector<Figures>& of_hosts, uint64_t bytes, uint32_t beside) {
   const auto n = static_cast<uint32_t>(of_hosts.size());
   uint64_t slowest = 0;

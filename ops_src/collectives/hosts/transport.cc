@@ -331,8 +331,8 @@ void Transport::Hear(uint32_t local_rank, int fd) {
   }
 }
 
-// Answers what an operation is waiting for. The rank doesn't depend on the answer, so the answer is
-// dropped if the rank doesn't read its socket.
+// Replies to a rank that asks what an operation is waiting for. The rank doesn't depend on the
+// reply, so the reply is dropped if the rank doesn't read its socket.
 void Transport::Answer(int fd, const Request& question) const {
   std::string text;
   {

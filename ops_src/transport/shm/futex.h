@@ -28,11 +28,12 @@ inline void Pause() {
 
 // A counter (modulo 2^30) that only a single writer advances. Its two highest bits are flags: a
 // fence, and a mark that some thread is sleeping. All changes of the word are atomic
-// read-modify-write operations, so they have one order. Both invariants follow from this order.
+// read-modify-write operations, so all threads see them in the same order. Both invariants follow
+// from this order.
 //
 // 1. No wake-up is lost. A waiting thread sets the sleep flag (Arm), then checks everything else
-// that could end its wait, and then sleeps on the word *with* the flag. The awaited event happens
-// in one of two ways:
+// that could end its wait, and then sleeps while the word equals the value that Arm returned, which
+// includes the flag. The awaited event happens in one of two ways:
 // - The writer advances the counter. This clears the flag and returns whether it was set. If it was
 //   set, the writer wakes all sleepers. If the waiting thread isn't sleeping yet, the kernel finds
 //   that the word has changed and returns at once. If the flag was not set, Arm comes later: it
@@ -65,9 +66,9 @@ struct Counter {
   // load is relaxed, so call Reached() before you read data that the count announces.
   uint32_t Count() const { return value.load(std::memory_order_relaxed) & kMask; }
 
-  // Advances the counter to `next`. Only the writer may call it. Returns false if the counter is
-  // fenced. In this case no rank sees the change, and the writer sees everything that was written
-  // before the fence.
+  // Advances the counter to `next`. Only the writer may call this function. Returns false if the
+  // counter is fenced. In this case no rank sees the change, and the writer sees everything that
+  // was written before the fence.
   [[nodiscard]] bool Advance(uint32_t next) {
     uint32_t seen = value.load(std::memory_order_acquire);
     do {
