@@ -420,6 +420,7 @@ SLURM_LOCALID = Variable(
 VARIABLES: tuple[Variable[object], ...] = tuple(v for v in list(globals().values()) if isinstance(v, Variable))
 
 COMPILE_CACHE = "MS_COMPILER_CACHE_ENABLE"
+PYNATIVE_BLOCKS = "MS_DEV_HOST_BLOCKING_RUN"
 
 # Variables of other programs: the name, the setter, and what ms_kungfu uses the variable for. The code that needs one
 # of these variables reads it by name. They aren't in `VARIABLES`, because the launcher checks the `VARIABLES` that the
@@ -446,6 +447,8 @@ OTHERS: tuple[tuple[str, str, str], ...] = (
     ("XDG_CACHE_HOME", "user", "Its folder `ms_kungfu` contains the measurements of `-cpu-isa auto`. Unset: "
      "`~/.cache`."),
     ("GLOG_v", "user", "MindSpore's log level. `python -m ms_kungfu.fusion` sets it to 4 if it is unset."),
+    (PYNATIVE_BLOCKS, "user, else launcher", "If it is 1, PyNative mode runs each operation in the thread that calls "
+     "it. If it is unset, `kungfu-run` may set it to 1 ([when and why](cores.md#pynative-mode))."),
     (COMPILE_CACHE, "user", "`kungfu-run` removes it from a worker's environment, and logs a line if it is 1: "
      "MindSpore's compile cache is off in workers ([why](limits.md))."),
     ("MS_ENABLE_GRACEFUL_EXIT", "user", "Turns on MindSpore's `OnRequestExit` in the compiled step. If it is 1, "

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import signal
+from pathlib import Path
 
 from ms_kungfu import env
 from ms_kungfu.broker_protocol import Detached, Granted, Stay
@@ -172,9 +173,10 @@ def _tell_who_works_on(member: Member) -> None:
 
 
 def _leave_on_sigterm(member: Member) -> None:
-    """Install a handler of SIGTERM that removes this worker from the cluster after its step, whichever thread trains.
+    """Make a SIGTERM ask the launcher to remove this worker after its step, whichever thread trains.
 
-    SIGTERM may mean that the machine is needed for something else.
+    SIGTERM may mean that the machine is needed for something else. If no worker may leave, the launcher ends the job
+    after a checkpoint.
     """
     global _handles_sigterm
     if (
@@ -184,8 +186,15 @@ def _leave_on_sigterm(member: Member) -> None:
     ):
         _handles_sigterm = True
         told, tells = os.pipe()
-        member.core.catch_sigterm(tells)
+        member.core.catch_sigterm(tells, _supervisor())
         member.ports.start_thread("kungfu-leave", lambda: _ask_to_leave(member, told))
+
+
+def _supervisor() -> int:
+    """Return the process that ends this worker for the launcher: the parent of the group's leader. 0: unknown."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path(f"/proc/{os.getpgrp()}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def _ask_to_leave(member: Member, told: int) -> None:
@@ -196,8 +205,7 @@ def _ask_to_leave(member: Member, told: int) -> None:
             raise ResizeError("this process is in no cluster")
         member.broker().request_leave(member.self_id, _ANSWER_S, terminated=True)
     except KungFuError:
-        # The job is ending, or no launcher answers. Let SIGTERM end the process, as by default.
-        os.kill(os.getpid(), signal.SIGTERM)
+        member.core.end_by_sigterm()  # the job is ending, or no launcher answers
 
 
 def evict(rank: int) -> None:

@@ -9,32 +9,53 @@
 namespace kungfu {
 namespace {
 
-std::atomic<pid_t> process{0};  // the process in which the next SIGTERM counts as a request; 0 if no request is
-                                // expected any more
+std::atomic<pid_t> owner{0};       // the process that called CatchSigterm
+std::atomic<pid_t> supervisor{0};  // the process that ends the job's workers
+std::atomic<bool> requested{false};
 std::atomic<int> requests{-1};
 
+void ActByDefault() {
+  signal(SIGTERM, SIG_DFL);
+  kill(getpid(), SIGTERM);
+}
+
+pid_t SenderOf(const siginfo_t& info) {
+  const bool is_sent = info.si_code == SI_USER || info.si_code == SI_TKILL || info.si_code == SI_QUEUE;
+  return is_sent ? info.si_pid : 0;
+}
+
 // A signal handler, so it calls only async-signal-safe functions.
-void Handle(int number) {
+void Handle(int /*number*/, siginfo_t* info, void* /*context*/) {
   const int error = errno;
-  pid_t self = getpid();
-  if (process.compare_exchange_strong(self, 0)) {
+  const pid_t self = getpid();
+  const pid_t sender = SenderOf(*info);
+  if (self != owner || (sender != 0 && sender == supervisor)) {
+    ActByDefault();
+  } else if (sender == self) {
+    if (!requested) {
+      ActByDefault();
+    }
+  } else if (!requested.exchange(true)) {
     [[maybe_unused]] const ssize_t written = write(requests, "", 1);
   } else {
-    signal(number, SIG_DFL);
-    kill(getpid(), number);
+    ActByDefault();
   }
   errno = error;
 }
 
 }  // namespace
 
-void CatchSigterm(int fd) {
+void CatchSigterm(int fd, int supervisor_pid) {
   requests = fd;
-  process = getpid();
+  supervisor = supervisor_pid;
+  requested = false;
+  owner = getpid();
   struct sigaction action = {};
-  action.sa_handler = &Handle;
-  action.sa_flags = SA_RESTART;
+  action.sa_sigaction = &Handle;
+  action.sa_flags = SA_RESTART | SA_SIGINFO;
   sigaction(SIGTERM, &action, nullptr);
 }
+
+void EndBySigterm() { ActByDefault(); }
 
 }  // namespace kungfu

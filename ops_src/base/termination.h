@@ -8,9 +8,18 @@
 namespace kungfu {
 
 // After this call, this process's first SIGTERM writes a byte to `fd`, a pipe that must stay open.
-// The second SIGTERM has its default action. In a forked child, each SIGTERM has its default
-// action.
-KF_API void CatchSigterm(int fd);
+// The second SIGTERM has its default action. The sender decides in these cases:
+//
+// - The process `supervisor` (0: none) ends workers: its SIGTERM has its default action.
+// - MindSpore sends this process a SIGTERM if a child of its dataset has ended by a signal. This
+//   isn't a request: it has its default action. After a request it is ignored, because the child
+//   may have got the same SIGTERM as this process.
+//
+// In a forked child, each SIGTERM has its default action.
+KF_API void CatchSigterm(int fd, int supervisor);
+
+// Ends this process by the default action of SIGTERM.
+KF_API void EndBySigterm();
 
 }  // namespace kungfu
 

@@ -345,8 +345,10 @@ PYBIND11_MODULE(_core, m) {
       py::arg("join_timeout_s"), "Join a cluster over several hosts. The caller still owns the descriptors.");
   m.def("leave", [](const std::string& reason) { Peer::Get().Leave(reason); }, py::arg("reason"));
   m.def("reset", [] { Peer::Get().Reset(); });
-  m.def("catch_sigterm", &CatchSigterm, py::arg("fd"),
-        "From now on the first SIGTERM writes a byte to the pipe `fd`. The second SIGTERM has its default action.");
+  m.def("catch_sigterm", &CatchSigterm, py::arg("fd"), py::arg("supervisor"),
+        "From now on the first SIGTERM writes a byte to the pipe `fd`. The second SIGTERM, and each of the process "
+        "`supervisor`, has its default action.");
+  m.def("end_by_sigterm", &EndBySigterm, "End this process by the default action of SIGTERM.");
   m.def(
       "resize",
       [](uint32_t size) {

@@ -119,6 +119,8 @@ class HostWorkers:
             environment[env.RANK_SIZE.name] = None
         if launch.threads is not None and "OMP_NUM_THREADS" not in self._machine.environ:
             environment["OMP_NUM_THREADS"] = str(launch.threads)
+        if env.PYNATIVE_BLOCKS in self._machine.environ:
+            environment.pop(env.PYNATIVE_BLOCKS, None)
         try:
             if launch.joins_later:
                 self._check_descriptors()

@@ -12,6 +12,12 @@ from ms_kungfu.launcher.controller.startup import JobStart
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.hosts import Hosts
 
+# In PyNative mode the program's thread passes each operation through three queues of MindSpore, each with a
+# thread.
+# All four threads wait by spinning (`AsyncRQueue::Wait`, seen with `perf`). On fewer cores they keep one another from
+# running: on one core a LeNet step takes 13 times as long as without the queues.
+_PYNATIVE_THREADS = 4
+
 
 def environment_of(
     process: Process,
@@ -21,6 +27,7 @@ def environment_of(
     hosts: Hosts,
     begun: JobStart,
     agent: AgentHandle,
+    cores: int,
 ) -> dict[str, str | None]:
     """Return how a worker process's environment differs from the environment of its host's launcher.
 
@@ -32,11 +39,13 @@ def environment_of(
         ranks: the host of each rank.
         hosts: the job's current hosts.
         agent: the host of the process.
+        cores: the number of cores in the process's share. With `-w` the share may become smaller.
     """
     standby, each = process.peer is None, agent.shares.each
     rank, size = str(process.rank), str(process.size)
     local = ranks[: process.rank].count(process.host)
     local_rank, local_size = str(local), str(ranks.count(process.host))
+    has_few = options.watch or cores < _PYNATIVE_THREADS
     return {
         env.SELF.name: None if standby else str(process.peer),
         env.INCARNATION.name: None if standby else str(process.incarnation),
@@ -65,6 +74,7 @@ def environment_of(
         env.MSRUN_RANK.name: str(place_of(process, local, options)) if options.msrun_size else None,
         env.CORES_PER_WORKER.name: str(each) if each else None,
         **({_cpu_isa.VARIABLE: begun.cpu_isa} if begun.cpu_isa else {}),
+        **({env.PYNATIVE_BLOCKS: "1"} if has_few and not agent.devices.each else {}),
         env.COMPILE_CACHE: None,  # ms_kungfu/ops/_compile_cache.py explains why
         **agent.devices.environment(process.device),
     }

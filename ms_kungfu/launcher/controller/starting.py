@@ -116,7 +116,9 @@ class StartOfWorkers:
             process.log_name,
             process.rank,
             process.peer is None,
-            environment_of(process, hosts, joins_later, self.options, self.coordinator.hosts, self.begun, agent),
+            environment_of(
+                process, hosts, joins_later, self.options, self.coordinator.hosts, self.begun, agent, threads
+            ),
             tuple(cores) if pins else (),
             threads if pins else None,
             joins_later,
