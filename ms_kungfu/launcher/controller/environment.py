@@ -12,10 +12,9 @@ from ms_kungfu.launcher.controller.startup import JobStart
 from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.hosts import Hosts
 
-# In PyNative mode the program's thread passes each operation through three queues of MindSpore, each with a
-# thread.
-# All four threads wait by spinning (`AsyncRQueue::Wait`, seen with `perf`). On fewer cores they keep one another from
-# running: on one core a LeNet step takes 13 times as long as without the queues.
+# In PyNative mode the program's thread passes each operation through three queues of MindSpore. Each queue has a
+# thread. All four threads wait by spinning (`AsyncRQueue::Wait`, seen with `perf`). On fewer cores they keep one
+# another from running: on one core a LeNet step takes 13 times as long as without the queues.
 _PYNATIVE_THREADS = 4
 
 
