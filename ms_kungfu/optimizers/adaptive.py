@@ -49,7 +49,7 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
     classes of the algorithms list their own sources.
 
     Args:
-        optimizer: any MindSpore optimizer.
+        optimizer: any ``mindspore.nn.Optimizer``.
         change_step: number of steps with SMA before training changes to S-SGD, counted in updates of
             this optimizer since training began. A joining worker continues the other workers' count.
             With None there is no automatic change. There is none either if `switch_to` has already

@@ -110,7 +110,7 @@ class PairAveragingOptimizer(Pairing, Synchronising):
     (arXiv:1710.06952).
 
     Args:
-        optimizer: any MindSpore optimizer. Its moments aren't exchanged among the workers.
+        optimizer: any ``mindspore.nn.Optimizer``. Its moments aren't exchanged among the workers.
         neighbour: how the other worker is chosen: ``"random"`` (each with the same probability), or
             ``"round-robin"``.
         prefetch: whether the worker chooses the neighbour and copies its model at the end of the

@@ -168,7 +168,7 @@ class SynchronousAveragingOptimizer(Replicas, Synchronising):
     Servers, VLDB 2019.
 
     Args:
-        optimizer: any MindSpore optimizer. Its moments aren't exchanged among the workers.
+        optimizer: any ``mindspore.nn.Optimizer``. Its moments aren't exchanged among the workers.
         alpha: the fraction of the distance to the mean by which a step moves the model, above 0 and at
             most 1. With 1, each step begins with the mean itself.
         momentum: the momentum of the central model, at least 0 and below 1.
