@@ -1,7 +1,8 @@
 """Define the virtual world, which has V ranks and never changes. Each worker gets a virtual rank when it starts.
 
-A worker's virtual rank is the index of its slot among all slots of the job, sorted by host. Two living workers never
-have the same virtual rank. If a new worker replaces a failed worker, it gets the failed worker's virtual rank.
+A worker's virtual rank is the index of its slot among all slots of the job, sorted by host. If a new worker
+replaces a failed worker, it gets the failed worker's virtual rank. Living workers have different virtual ranks, except
+that a worker that joins while another leaves may get V - 1, which another worker may also have.
 """
 
 from __future__ import annotations
