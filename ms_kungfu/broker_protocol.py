@@ -138,7 +138,8 @@ class BrokerClient:
     def request_leave(self, peer: PeerID, timeout: float, terminated: bool = False) -> None:
         """Request that the cluster continue without `peer`. `terminated`: whether that worker has received SIGTERM.
 
-        Return when the launcher has granted the request. A cluster version without `peer` follows later.
+        Return when the launcher has granted the request. A cluster version without `peer` follows later. If
+        `terminated` is true and no worker may leave, the job ends instead.
 
         Raises PeerLostError if the launcher has ended, CollectiveTimeoutError after `timeout`, and ResizeError if the
         request is rejected.

@@ -426,10 +426,9 @@ PYNATIVE_BLOCKS = "MS_DEV_HOST_BLOCKING_RUN"
 # of these variables reads it by name. They aren't in `VARIABLES`, because the launcher checks the `VARIABLES` that the
 # user sets before a job starts, and a Ray driver passes the `VARIABLES` on to all nodes.
 OTHERS: tuple[tuple[str, str, str], ...] = (
-    ("OMP_NUM_THREADS", "user, else launcher", "Threads of a worker. If it is unset, "
-     "`kungfu-run` sets it to the worker's share of the cores."),
-    ("PYTHONUNBUFFERED", "user, else launcher", "If it is unset, `kungfu-run` sets it to 1 in each worker, so that "
-     "output appears as it is printed."),
+    ("OMP_NUM_THREADS", "user, else launcher", "Threads of a worker. Unset: its share of the cores."),
+    ("PYTHONUNBUFFERED", "user, else launcher", "Unset: 1 in each worker, so that output appears as "
+     "it is printed."),
         ("XDG_RUNTIME_DIR", "the system", "Its folder `ms_kungfu` contains a job's secret, the job's socket for "
      "`kungfu-run status`, and the locks of the job's cores. Unset: `/run/user/UID`. If that folder can't be "
      "used: `/tmp/ms_kungfu-UID`, then `/var/tmp/ms_kungfu-UID`, then `$TMPDIR/ms_kungfu-UID`."),
@@ -447,8 +446,7 @@ OTHERS: tuple[tuple[str, str, str], ...] = (
     ("XDG_CACHE_HOME", "user", "Its folder `ms_kungfu` contains the measurements of `-cpu-isa auto`. Unset: "
      "`~/.cache`."),
     ("GLOG_v", "user", "MindSpore's log level. `python -m ms_kungfu.fusion` sets it to 4 if it is unset."),
-    (PYNATIVE_BLOCKS, "user, else launcher", "If it is 1, PyNative mode runs each operation in the thread that calls "
-     "it. If it is unset, `kungfu-run` may set it to 1 ([when and why](cores.md#pynative-mode))."),
+    (PYNATIVE_BLOCKS, "user, else launcher", "1: no queues in PyNative mode ([why](cores.md#pynative-mode))."),
     (COMPILE_CACHE, "user", "`kungfu-run` removes it from a worker's environment, and logs a line if it is 1: "
      "MindSpore's compile cache is off in workers ([why](limits.md))."),
     ("MS_ENABLE_GRACEFUL_EXIT", "user", "Turns on MindSpore's `OnRequestExit` in the compiled step. If it is 1, "

@@ -1,4 +1,4 @@
-"""Write a last checkpoint before a signal that the launcher has received ends the job.
+"""Write a last checkpoint before a signal to the launcher, or a SIGTERM to a worker, ends the job.
 
 1. The launcher notifies the workers that have a checkpoint folder and are in a training call (`JobEnd`).
 2. Each worker finishes its current step. After that step, all workers agree that the job ends, even if the launcher

@@ -1,4 +1,4 @@
-"""Notify a worker that a launcher has received a signal and will end the job, so that it can write a checkpoint."""
+"""Notify a worker that a signal will end the job, so that the worker can write a checkpoint."""
 
 from __future__ import annotations
 

@@ -14,6 +14,26 @@ BEGAN = Cluster((PeerID("10.0.0.1", 10000), PeerID("10.0.0.1", 10001), PeerID("1
 ALONE = Cluster((PeerID("10.0.0.1", 10000),), version=4)
 
 
+def agent(devices=()):
+    return SimpleNamespace(
+        shares=SimpleNamespace(each=None), devices=SimpleNamespace(each=devices, environment=lambda device: {})
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "cores", "devices", "blocks"),
+    [([], 1, (), True), ([], 3, (), True), ([], 4, (), False), (["-w"], 4, (), True), (["-w"], 1, ("0",), False)],
+)
+def test_pynative_queues_are_off_only_on_few_cores_without_devices(flags, cores, devices, blocks):
+    options = parse_command_line(["-np", "1", *flags, "sh"])
+    process = SimpleNamespace(
+        peer=ALONE.workers[0], standby=None, incarnation=4, host="10.0.0.1", rank=0, size=1, device=None
+    )
+    begun = SimpleNamespace(first=ALONE, writer="job", url=None, cpu_isa=None)
+    told = environment_of(process, ["10.0.0.1"], False, options, options.hosts, begun, agent(devices), cores)
+    assert told.get("MS_DEV_HOST_BLOCKING_RUN") == ("1" if blocks else None)
+
+
 @pytest.mark.parametrize("cluster", [BEGAN, ALONE], ids=["one that it begins with", "one that has shrunk"])
 @pytest.mark.parametrize("joins_later", [False, True])
 def test_every_worker_gets_the_initial_job_in_its_environment(cluster, joins_later):
@@ -24,10 +44,7 @@ def test_every_worker_gets_the_initial_job_in_its_environment(cluster, joins_lat
     )  # fmt: skip
     ranks = [worker.host for worker in cluster.workers]
     begun = SimpleNamespace(first=BEGAN, writer="job", url=None, cpu_isa=None)
-    agent = SimpleNamespace(
-        shares=SimpleNamespace(each=None), devices=SimpleNamespace(environment=lambda device: {})
-    )  # fmt: skip
-    told = environment_of(process, ranks, joins_later, options, options.hosts, begun, agent)
+    told = environment_of(process, ranks, joins_later, options, options.hosts, begun, agent(), 1)
     assert (told["KUNGFU_START_SIZE"], told["KUNGFU_START_HOSTS"]) == ("3", "2")
     assert told["KUNGFU_PARKED"] == ("1" if joins_later else None)
     assert (told["RANK"], told["WORLD_SIZE"]) == ("0", str(cluster.size))

@@ -32,7 +32,8 @@ class LeaveRequests:
         """Allow `peer` to leave, report that to `on_leave`, and return "". Otherwise return why `peer` can't leave.
 
         If several workers ask to leave at the same time, perhaps only the first of them may. A member that got a
-        SIGTERM and can't leave is reported to `on_last`, which ends the job. It waits for the launcher's signal.
+        SIGTERM and can't leave is reported to `on_last`, which ends the job. The member trains on until the launcher's
+        signal ends it.
         """
         newest = self._versions.newest
         if self.job_ends or newest is None:

@@ -84,7 +84,7 @@ class WorkerEvents(Protocol):
         """Record that the broker has allowed `peer` to leave."""
 
     def last_worker_terminated(self, peer: PeerID) -> None:
-        """Record that `peer` got a SIGTERM, but that too few workers would remain without it."""
+        """Record that `peer` got a SIGTERM, but may not leave."""
 
     def version_unknown(self, version: int) -> None:
         """Record that a member has requested a cluster version that the broker hasn't admitted."""

@@ -107,7 +107,7 @@ class Verdict(Struct, frozen=True):
     action: Action
     reason: str
     exit_code: int = 0
-    interrupted_by: int | None = None  # a signal that a launcher got and forwards to the workers
+    interrupted_by: int | None = None  # a signal to a launcher or a worker, which the launchers send to all workers
     failed: int | None = None  # the key of the process whose failure ends the job
 
 

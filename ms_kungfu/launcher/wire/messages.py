@@ -348,7 +348,7 @@ class Stay(Message, frozen=True):  # type: ignore[misc]
 class Leaving(Message):
     """The cluster will continue without the worker that the leave request named.
 
-    If the worker got a SIGTERM and too few workers would remain, the job ends instead.
+    If the worker got a SIGTERM and no worker may leave, the job ends instead.
     """
 
 
