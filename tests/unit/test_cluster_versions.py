@@ -67,6 +67,17 @@ def test_members_may_skip_a_version():
     assert versions.answer(joining_worker(C, 2)) == Grant(cluster(2, A, C), 1)
 
 
+def test_version_whose_commit_is_being_written_is_not_superseded():
+    versions = started(cluster(0, A, B), cluster(1, A, B, C))
+    versions.committing = 1
+    versions.admit(cluster(2, A))
+    assert sorted(versions.clusters) == [0, 1, 2]
+    assert not versions.is_out(C, 1)
+    versions.stop_committing()
+    assert sorted(versions.clusters) == [0, 2]
+    assert versions.is_out(C, 1)
+
+
 def test_member_leaves_once_a_staying_one_has_adopted_the_version():
     versions = started(cluster(0, A, B), cluster(1, A))
     assert versions.answer(member(B, 0, 1)) == Wait()

@@ -152,6 +152,8 @@ class Broker:
     def not_noted(self) -> None:
         """Record that the snapshot no longer contains the commit for which `on_commit` was called."""
         self._noting = None
+        self.versions.stop_committing()
+        self._segments.drop_unknown()
         self.requests.look_soon()
 
     def resume(
@@ -294,6 +296,7 @@ class Broker:
             if self.versions.would_commit(request) is not None:
                 assert desired is not None
                 self._noting = (desired.version, request.step)
+                self.versions.committing = desired.version
                 self._loop.call_soon(self.on_commit, desired.version)
                 return Wait()
         return self.versions.answer(request)

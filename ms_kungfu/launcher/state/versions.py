@@ -67,7 +67,9 @@ class ClusterVersions(Struct):
     1. The newest version is the desired version. A version between the committed and the newest version is kept only if
        it leads to the newest version (`_leads_to`). If it doesn't, it is *superseded*. No member is notified of a
        superseded version. Processes that only a superseded version needs are excluded. A member that has agreed on a
-       superseded version stays in its current version. (`test_cluster_versions.py`.)
+       superseded version stays in its current version. A version isn't superseded while its commit is being written to
+       the leader snapshot (`committing`): the next controller may find the commit there, and then the hosts need the
+       version's shared memory. (`test_cluster_versions.py`.)
 
     2. A superseded version stays superseded, and all members of the committed version have agreed on the same version.
        So all members get the same answer: either a member has already adopted the agreed version and all other members
@@ -79,6 +81,7 @@ class ClusterVersions(Struct):
 
     clusters: dict[int, Cluster] = field(default_factory=dict)
     committed: int | None = None
+    committing: int | None = None
     refused: dict[int, str] = field(default_factory=dict)  # number of a version that can't be run -> reason
     # For each peer, the versions that don't contain it. Each of these versions has excluded all processes that the peer
     # had before. Each peer in a known version has an entry, which may be empty (`_forget`).
@@ -166,7 +169,7 @@ class ClusterVersions(Struct):
         if newest is None or committed is None:
             return
         for version in [v for v in self.clusters if committed < v < newest.version]:
-            if not self._leads_to(self.clusters[version], newest):
+            if version != self.committing and not self._leads_to(self.clusters[version], newest):
                 for peer in self.clusters.pop(version).workers:
                     if peer not in newest.workers and not self._is_member(peer):
                         self.excluded.setdefault(peer, []).append(newest.version)
@@ -181,7 +184,13 @@ class ClusterVersions(Struct):
             for peer in cluster.workers
         ) and all(peer in cluster.workers for peer in newest.workers if self._is_member(peer))
 
+    def stop_committing(self) -> None:
+        """Record that the leader snapshot doesn't contain the commit of `committing`."""
+        self.committing = None
+        self._supersede()
+
     def commit_version(self, version: int) -> None:
+        self.committing = None
         cluster = self.clusters[version]
         for known in self.clusters.values():
             for peer in known.workers:

@@ -198,7 +198,8 @@ def test_models_of_their_own_become_one_with_their_statistics(run_elastic):
         assert len({row[what] for row in reports.of("merged")}) == 1
 
 
-def test_queued_pynative_operations_decide_which_samples_count(run_elastic):
+def test_queued_pynative_operations_decide_which_samples_count(run_elastic, monkeypatch):
+    monkeypatch.setenv("MS_DEV_HOST_BLOCKING_RUN", "0")  # otherwise few cores mean no queue
     reports = run_elastic("queued.py", np=3)
     assert samples_by_epoch(reports, key=lambda row: 0)[0] == collections.Counter(range(36))
 
