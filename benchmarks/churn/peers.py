@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -40,11 +41,13 @@ def cause(output: str) -> str:
 
     >>> cause("  a.h:5:2: error: #error C++17 or later is required\\nERROR: Failed building wheel for horovod\\n")
     'error: #error C++17 or later is required'
+    >>> cause("  error: subprocess-exited-with-error\\n  CMake Error at gloo:1 (cmake_minimum_required):\\n")
+    'CMake Error at gloo:1 (cmake_minimum_required):'
     """
     lines = [line.strip() for line in output.splitlines()]
-    compiler = [line for line in lines if "error: " in line and not line.startswith("error: subprocess")]
-    errors = compiler or [line for line in lines if line.lower().startswith("error")]
-    return errors[0][errors[0].lower().index("error") :] if errors else (lines or ["no output"])[-1]
+    errors = [line for line in lines if re.search("error: |CMake Error", line) and "error: subprocess" not in line]
+    errors += [line for line in lines if line.lower().startswith("error")]
+    return re.sub(r"^.*?(?=CMake Error|error)", "", errors[0]) if errors else (lines or ["no output"])[-1]
 
 
 def setup(folder: Path = FOLDER) -> dict[str, str]:
