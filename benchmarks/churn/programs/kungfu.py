@@ -81,9 +81,12 @@ def main(path: str) -> None:
         return
 
     def prepare() -> None:
-        share = max(1, BATCH // (kf.current_cluster_size() or 1))
-        marks = samples.marks(total, np.arange(share), 0, False)
-        step.compile(ms.Tensor(given["x"][:share]), ms.Tensor(given["y"][:share]), ms.Tensor(marks))
+        # Compile for the share of each rank now and after one failure (docs/loops.md).
+        size = kf.current_cluster_size() or 1
+        shares = {BATCH // n + more for n in (size, max(1, size - 1)) for more in (0, BATCH % n > 0)}
+        for share in sorted(shares):
+            marks = samples.marks(total, np.arange(share), 0, False)
+            step.compile(ms.Tensor(given["x"][:share]), ms.Tensor(given["y"][:share]), ms.Tensor(marks))
         worker.phase("compilation")
 
     data = ElasticDataset(
@@ -96,6 +99,7 @@ def main(path: str) -> None:
         net, step.optimizer, step, dataset=data, prepare=prepare, resume=True,
         checkpoint_dir=Path(plan.folder) / "checkpoints", checkpoint_every=plan.checkpoint_every,
     )  # fmt: skip
+    prepare()  # ElasticTraining calls it only in a joining worker
     for _ in elastic.epochs(_NO_EPOCHS):
         worker.phase("join and state")
         for batch in data:
