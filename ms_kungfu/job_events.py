@@ -296,6 +296,8 @@ class Statistics(Event, kw_only=True):
 class RankStatistics(Event, kw_only=True):
     """The fields of `statistics` for each rank. A job with N ranks logs this event every N seconds.
 
+    A job with one rank doesn't log it, because `statistics` then describes that rank.
+
     Entry i of each list belongs to rank i. The entry is null if rank i hasn't reported.
     """
 

@@ -278,8 +278,10 @@ class CheckpointFolder:
         return None
 
 
-def restore_tensors(state: TrainingState, entries: Mapping[str, Any], path: Path) -> None:
-    """Write a checkpoint file's entries to the state's tensors.
+def restore_tensors(
+    state: TrainingState, entries: Mapping[str, Any], path: Path, dataset: Mapping[str, Any] | None = None
+) -> None:
+    """Write a checkpoint file's entries to the state's tensors. `dataset`: the state of the checkpoint's dataset.
 
     If names, shapes or dtypes differ, raise KungFuError without changing any tensor.
     """
@@ -297,6 +299,12 @@ def restore_tensors(state: TrainingState, entries: Mapping[str, Any], path: Path
             rates = ""
             if name.startswith("learning_rate"):
                 rates = "; resume with the original list of rates, whose last entry applies to all later steps"
+                there, here = _batch(dataset), _batch(_dataset_of(state))
+                if there and here and there != here:
+                    rates += (
+                        f". The list's length probably follows from the batch size, which is {there} there and {here} "
+                        f"in this program: resume with {there}, then call ElasticDataset.set_batch_size({here})"
+                    )
             raise KungFuError(
                 f"checkpoint {path} belongs to another training: {name!r} is {entry.dtype}{tuple(entry.shape)} there "
                 f"and {tensor.dtype}{tuple(tensor.shape)} in this program{rates}"
@@ -313,20 +321,27 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _other_batch(mine: Mapping[str, Any], saved: Mapping[str, Any] | None) -> str:
+def _dataset_of(state: TrainingState) -> Mapping[str, Any] | None:
+    return next((component.capture() for component in state.components if component.name == "dataset"), None)
+
+
+def _batch(dataset: Mapping[str, Any] | None) -> str:
+    """Return the batch size as an argument of `ElasticDataset`, given the dataset's state; "" if there is none."""
+    if dataset is None:
+        return ""
+    per_worker, of_all = dataset["batch"]
+    return f"batch_size={per_worker}" if of_all is None else f"global_batch_size={of_all}"
+
+
+def _other_batch(there: str, here: str) -> str:
     """Describe how the checkpoint's batch size differs from the program's; "" if it doesn't.
 
     They may differ because a policy or the user has changed the batch size.
     """
-
-    def named(state: Mapping[str, Any]) -> str:
-        per_worker, of_all = state["batch"]
-        return f"batch_size={per_worker}" if of_all is None else f"global_batch_size={of_all}"
-
-    if saved is None or named(saved) == named(mine):
+    if not there or not here or there == here:
         return ""
-    told = f"the checkpoint's {named(saved)} instead of the program's {named(mine)}. To change the batch size, call"
-    return f"{told} ElasticDataset.set_batch_size({named(mine)}) on all workers at the beginning of an epoch"
+    told = f"the checkpoint's {there} instead of the program's {here}. To change the batch size, call"
+    return f"{told} ElasticDataset.set_batch_size({here}) on all workers at the beginning of an epoch"
 
 
 class Checkpointing:
@@ -467,7 +482,7 @@ class Checkpointing:
         found = {**host["components"], **own}
         # Read the program's own numeric environment now, before the checkpoint changes it.
         conditions = self._conditions() or {"shards": None}
-        batch = "".join(_other_batch(c.capture(), found.get(c.name)) for c in now.components if c.name == "dataset")
+        batch = _other_batch(_batch(found.get("dataset")), _batch(_dataset_of(now)))
         differing = self._resume_components(now, found, answer["path"], of_another=beyond)
         mine.checkpoint, mine.job = None, answer["job"]  # overwrite the file's values, which belong to an earlier job
         if membership.speaks_for_all():
@@ -525,7 +540,7 @@ class Checkpointing:
                 _log.info("no checkpoint: folder=%s. Training starts from the beginning", folder.folder)
                 return {"error": "", "host": None, "job": job}
             path, entries, host = found
-            restore_tensors(now, entries, path)
+            restore_tensors(now, entries, path, host["components"].get("dataset"))
             return {"error": "", "host": host, "job": job, "path": str(path)}
         except Exception as error:
             # Catch any error, because the other workers wait for the result.

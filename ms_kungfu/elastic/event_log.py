@@ -113,7 +113,8 @@ def changed(step: int, change: Change, seconds: float = 0.0) -> None:
     if change.detached:
         entry, own.pending = own.pending, None
         scheduled = entry is not None and entry.size < change.old_size
-        reason = "evicted" if membership.was_evicted() else "schedule" if scheduled else "request"
+        reason = "SIGTERM" if membership.was_terminated() else "schedule" if scheduled else "request"
+        reason = "evicted" if membership.was_evicted() else reason
         _log.info("left: size=%d step=%d reason=%s", change.old_size, step, reason)
         return
     version = membership.cluster_version()

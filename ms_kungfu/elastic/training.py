@@ -274,9 +274,14 @@ class ElasticTraining:
 
     def epoch_begin(self) -> None:
         """Notify the policies that an epoch begins; `epochs` calls this method automatically."""
+        if self.should_stop:
+            return
         # A joining worker enters an epoch that the other workers have already begun.
-        if not self.should_stop and not program.current().resuming:
+        if not program.current().resuming:
             self._measuring.ask("before_epoch")
+        # Whatever the program did between the epochs, such as an evaluation, is part of no step.
+        self.changes.statistics.resume()
+        membership.step_resumed()
 
     def checkpoint(self) -> None:
         """Write the state to `checkpoint_dir` in the background; collective.

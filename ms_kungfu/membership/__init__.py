@@ -51,6 +51,7 @@ from ms_kungfu.membership.identity import (
     sync_root,
     uid,
     was_evicted,
+    was_terminated,
 )
 from ms_kungfu.membership.job_end import JobEnd, watch_job_end
 from ms_kungfu.membership.joining import begin, evict, forget, join
@@ -66,6 +67,7 @@ from ms_kungfu.membership.step_agreement import (
     resize,
     step,
     step_ended,
+    step_resumed,
     training_begun,
 )
 from ms_kungfu.membership.sync_points import enter_sync_point, follow_sync_point, sync_point_is_due

@@ -54,6 +54,11 @@ def was_evicted() -> bool:
     return current().evicted
 
 
+def was_terminated() -> bool:
+    """Return whether this process got a SIGTERM, because of which it leaves the cluster after its step."""
+    return current().terminated
+
+
 def is_deferred() -> bool:
     """Return whether this process was started for a running job and hasn't joined it yet.
 

@@ -203,6 +203,7 @@ def _ask_to_leave(member: Member, told: int) -> None:
     try:
         if member.detached or member.self_id is None:
             raise ResizeError("this process is in no cluster")
+        member.terminated = True  # before the request, because the worker may leave as soon as it is granted
         member.broker().request_leave(member.self_id, _ANSWER_S, terminated=True)
     except KungFuError:
         member.core.end_by_sigterm()  # the job is ending, or no launcher answers

@@ -72,26 +72,33 @@ class EndedSteps:
 
     def __init__(self) -> None:
         self.last: int | None = None
-        self._times: deque[float] = deque(maxlen=9)
+        self._began: float | None = None  # when the current step began; None before the first step has ended
+        self._durations: deque[float] = deque(maxlen=8)
 
     def ended(self, step: int, now: float) -> None:
-        self.last = step
-        self._times.append(now)
+        if self._began is not None:
+            self._durations.append(now - self._began)
+        self.last, self._began = step, now
+
+    def resume(self, now: float) -> None:
+        """Record that the next step begins now. The time since the end of the last step doesn't count."""
+        if self._began is not None:
+            self._began = now
 
     @property
     def each_s(self) -> float:
         """The median duration of the last steps in seconds; 0 if unknown. A compilation doesn't distort the median."""
-        return _median_duration(list(self._times))
+        return _median(list(self._durations))
 
     @property
     def last_took_longer_s(self) -> float:
         """Return how many seconds longer the last step took than the median of the steps before; 0 if unknown."""
-        times = list(self._times)
-        return max(0.0, times[-1] - times[-2] - _median_duration(times[:-1])) if len(times) > 2 else 0.0
+        *before, last = list(self._durations) or [0.0]
+        return max(0.0, last - _median(before)) if before else 0.0
 
 
-def _median_duration(times: Sequence[float]) -> float:
-    return max(0.0, median(after - before for before, after in zip(times, times[1:]))) if len(times) > 1 else 0.0
+def _median(durations: Sequence[float]) -> float:
+    return max(0.0, median(durations)) if durations else 0.0
 
 
 def _start_thread(name: str, function: Callable[[], None]) -> None:
@@ -147,6 +154,7 @@ class Member:
         self.entering = False
         self.detached = False
         self.evicted = False  # whether this process is detached because a worker or a user evicted it
+        self.terminated = False  # whether this process got a SIGTERM and has asked to leave because of it
         self.received = True  # whether this process has the training state
         # Whether this process has joined while the other workers wait for it in a later training call.
         self.catching_up = False

@@ -97,6 +97,12 @@ def step_ended(number: int) -> None:
     member.core.note_step(number, member.ended_steps.each_s)
 
 
+def step_resumed() -> None:
+    """Record that a step begins now. The time since the end of the last step isn't part of it."""
+    member = current()
+    member.ended_steps.resume(member.ports.monotonic())
+
+
 def training_begun(number: int) -> None:
     """Record that training begins after step `number`, so that the launcher knows it while the first step compiles."""
     member = current()

@@ -137,6 +137,21 @@ def test_page_says_of_rare_events_what_explain_says(compute):
     }  # fmt: skip
 
 
+def test_only_rank_left_after_a_change_has_its_shares_of_time(page):
+    """A job with one worker logs no `rank_statistics`."""
+    events = [
+        {"event": "job_started", "time": 0.0, "workers": 2, "hosts": ["a"], "command": "x"},
+        {"event": "statistics", "time": 1.0, "seconds": 1.0, "steps": 1, "p50": 0.4, "computing": 0.7, "waiting": 0.0},
+        {"event": "version_committed", "time": 1.5, "version": 1, "workers": 1, "workers_before": 2, "seconds": 0.1},
+        {"event": "statistics", "time": 2.0, "seconds": 1.0, "steps": 1, "p50": 0.4, "computing": 0.7, "waiting": 0.0},
+    ]
+    compute = (
+        "(events) => { const job = new Job(); for (const event of events) job.feed(event); return job.rankPoints; }"
+    )
+    (only,) = page.evaluate(compute, events)
+    assert (only["time"], only["seconds"], only["computing"], only["data"]) == (2.0, 0.5, [0.7], [None])
+
+
 def test_page_spells_durations_as_explain_does(page):
     seconds = [0.25, 59.94, 59.95, 59.96, 60.5, 61.5, 119.4, 119.5, 119.7, 3599.4, 3599.5, 3599.7, 7199.4, 7199.7]
     assert page.evaluate("(seconds) => seconds.map(spell)", seconds) == [spell(each) for each in seconds]

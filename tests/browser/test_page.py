@@ -362,12 +362,15 @@ def test_page_has_no_accessibility_violation_and_fits(width, scheme, fed, feed, 
 
 
 def test_page_that_has_not_connected_yet_connects(fed, opened):
-    """Before the first message, the page makes no statement about the connection, the job's state or the program."""
+    """Before the first message, the page shows nothing but that it connects."""
     page = opened("about:blank").page
     page.add_init_script("globalThis.EventSource = class { addEventListener() {} };")
     page.goto(fed.server.url)
     shows(page, "#sentence", "^The page connects to the launcher.$")
-    assert [page.locator(each).inner_text() for each in ("#connection", "#state")] == ["connecting"] * 2
+    assert page.locator("#connection").inner_text() == "connecting"
+    shown = "(all) => all.filter((each) => getComputedStyle(each).display !== 'none').map((each) => each.id)"
+    assert page.locator("main > *").evaluate_all(shown) == ["situation", "spoken"]
+    assert page.locator("#state").is_hidden()
     assert "passes no loss" not in page.content()
     assert "isn't known" not in page.content()
 
@@ -377,4 +380,7 @@ def test_page_without_events_has_empty_states(fed, opened):
     shows(found.page, "#sentence", "^The job is starting.$")
     for text in ("No worker has started yet.", "No step has ended yet.", "No event yet.", "Nothing has happened yet."):
         found.page.get_by_text(text).first.wait_for(timeout=WAIT_MS)
+    for place in ("#changes", "#story"):
+        empty = found.page.locator(f"{place} .empty")
+        assert empty.evaluate("(item) => item.scrollHeight < 45"), "the text is on one line"
     assert found.errors == []

@@ -550,7 +550,7 @@ def test_waiting_for_a_config_server_can_be_interrupted(kungfu_run):
 @pytest.mark.parametrize(
     ("in_step", "said"),
     [
-        ("pass", r"\. No worker has begun to train: .*KungFuElasticCallback, ElasticTraining or --msrun"),
+        ("pass", r"\. No worker has reported a step\. .*KungFuElasticCallback, ElasticTraining or --msrun"),
         ("kf.membership.training_begun(0)", r" step=0\. No worker has finished a step since then\. "),
         (
             "kf.membership.step_ended(i)",

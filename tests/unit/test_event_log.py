@@ -134,6 +134,9 @@ def test_worker_that_leaves_by_the_schedule_logs_it(lines, monkeypatch):
 def test_leaving_worker_and_joining_worker_log_it(lines, monkeypatch):
     event_log.changed(12, Change(True, True, 2, 2))
     assert lines() == ["left: size=2 step=12 reason=request"]
+    monkeypatch.setattr(membership, "was_terminated", lambda: True)
+    event_log.changed(12, Change(True, True, 2, 2))
+    assert lines() == ["left: size=2 step=12 reason=SIGTERM"]
     monkeypatch.setattr(membership, "was_evicted", lambda: True)
     event_log.changed(13, Change(True, True, 2, 2))
     assert lines() == ["left: size=2 step=13 reason=evicted"]

@@ -364,9 +364,18 @@ def test_step_counts_once_whichever_ranks_report_it():
     statistics = JobStatistics(0.0)
     for rank, step, ended in [(0, 10, 10), (1, 10, 10), (1, 15, 5), (0, 20, 10), (1, 20, 5)]:
         statistics.add(rank, report(rank, step, ended, committed=float(ended), trained=64 * ended))
-    line = statistics.line(2.0)
+    line = statistics.line(25.0)
     assert (line.step, line.steps, line.samples, line.committed) == (20, 20, 20 * 64, 20.0)
-    assert statistics.line(3.0) is None
+    assert statistics.line(26.0) is None
+
+
+def test_committed_time_never_exceeds_the_time_of_its_event():
+    """The first report contains a step that began before the event before."""
+    statistics, lines = JobStatistics(10.0), []
+    for step, committed, now in [(1, 3.8, 13.0), (2, 0.5, 14.0), (3, 0.5, 15.0)]:
+        statistics.add(0, report(0, step, 1, committed=committed))
+        lines.append(statistics.line(now))
+    assert [(line.seconds, line.committed) for line in lines] == [(3.0, 3.0), (1.0, 1.0), (1.0, 0.8)]
 
 
 def test_another_training_of_the_program_counts_from_its_beginning():

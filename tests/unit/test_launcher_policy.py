@@ -163,10 +163,18 @@ def test_the_job_ends_below_its_smallest_size():
     verdict = decide(exited(-9), surviving(Recover.REPLACE, members=1, min_size=2))
     assert (verdict.action, verdict.exit_code) == (Action.FAIL, 137)
     assert verdict.reason.endswith("was killed by SIGKILL; only 1 worker would be left, but -min-np is 2")
-    stays = leaves("worker 0", left=1, min_size=2)
+    stays = leaves("worker 0", "it got a SIGTERM", True, left=1, min_size=2)
     assert stays.action is Action.CONTINUE  # it was granted, and others have died since
     assert stays.reason == "worker 0 stays: only 1 worker would be left, but -min-np is 2"
-    assert leaves("worker 0", left=2, min_size=2).action is Action.SHRINK
+    assert leaves("worker 0", "it got a SIGTERM", True, left=2, min_size=2).action is Action.SHRINK
+
+
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_leaving_worker_is_logged_with_its_reason(has_steps):
+    reason = leaves("worker 1", "it got a SIGTERM", has_steps, left=1, min_size=1).reason
+    said, _, forgotten = reason.partition(". ")
+    assert said == "worker 1 is leaving: it got a SIGTERM; the others go on"
+    assert forgotten.startswith("Did you forget KungFuElasticCallback") == (not has_steps)
 
 
 def test_job_ends_once_all_workers_were_terminated():

@@ -7,6 +7,7 @@ import itertools
 import signal
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,13 +17,16 @@ from ms_kungfu import job_events as e
 from ms_kungfu import membership
 from ms_kungfu.elastic.last_checkpoint import LastCheckpoint
 from ms_kungfu.elastic.statistics import StepStatistics
+from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.launcher import top_command, top_view
 from ms_kungfu.launcher.agent.progress import has_line, keep_showing
 from ms_kungfu.launcher.cli import main
+from ms_kungfu.launcher.controller.status import last_step
 from ms_kungfu.launcher.state.progress import as_log_line, progress_of
 from ms_kungfu.launcher.state.statistics import JobStatistics
 from ms_kungfu.launcher.state.training import TrainingWatch
 from ms_kungfu.launcher.wire.documents import STATUS
+from ms_kungfu.membership.member import EndedSteps
 
 BEGAN = 1_700_000_000.0
 
@@ -173,6 +177,47 @@ def test_last_report_has_the_last_loss_before_a_signal(monkeypatch):
     end.agreed = signal.SIGTERM
     end.carry_out(3)
     assert [(each["step"], each["ended"], each["loss"]) for each in reports] == [(3, 3, 1 / 3)]
+
+
+def test_evaluation_between_two_epochs_is_part_of_no_step(monkeypatch):
+    clock, reports = [0.0], []
+    core = SimpleNamespace(traffic=lambda: (0, 0, 0, 0.0), note_step=lambda step, each_s: None)
+    ports = SimpleNamespace(monotonic=lambda: clock[0])
+    member = SimpleNamespace(core=core, spent={}, ports=ports, ended_steps=EndedSteps())
+    for module in (membership, membership.reports, membership.step_agreement):
+        monkeypatch.setattr(module, "current", lambda: member)
+    monkeypatch.setattr(membership, "size", lambda: 1)
+    monkeypatch.setattr(membership, "speaks_for_all", lambda: False)
+    monkeypatch.setattr(membership, "report_steps", reports.append)
+    training = SimpleNamespace(step=0, epoch=0, dataset=None, asynchronous=False, optimizers=[])
+    statistics = StepStatistics(training, SimpleNamespace(monitor=None))
+    elastic: Any = SimpleNamespace(
+        should_stop=False,
+        changes=SimpleNamespace(statistics=statistics),
+        _measuring=SimpleNamespace(ask=lambda when: None),
+    )
+    for _ in range(2):
+        ElasticTraining.epoch_begin(elastic)
+        for _ in range(4):
+            clock[0] += 0.5
+            training.step += 1
+            membership.step_ended(training.step)
+            assert member.ended_steps.last_took_longer_s == 0.0
+            statistics.mark()
+            statistics.committed(training.step, 8, 8, None)
+        clock[0] += 3.0  # the evaluation
+    statistics.report_rest()
+    assert sum(each["committed"] for each in reports) == pytest.approx(4.0)
+    assert max(each["p99"] for each in reports) == 0.5
+
+
+def test_step_of_a_job_is_the_newest_of_the_table():
+    joining = process(2, step=45, standing="joining")
+    step = last_step([process(0, step=39), process(1, step=38), process(3, step=None), joining])
+    found = watch(*(second(i, total_steps=60) for i in range(1, 4))).describe(BEGAN + 3, step=step)["training"]
+    assert (found["step"], found["left_s"]) == (39, 2.1)
+    assert last_step([process(0, step=None)]) is None
+    assert training(3, second(3))["step"] == 30
 
 
 # ---- the line ----

@@ -6,8 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from ms_kungfu.membership import joining
 
 # The parent is the supervisor. Each word of the arguments sends a SIGTERM.
 PROGRAM = """
@@ -64,3 +68,13 @@ def test_supervisor_ends_a_worker_with_its_first_sigterm(before):
     assert worker.stdout.readline() == f"requests {len(before)}\n".encode()
     os.kill(worker.pid, signal.SIGTERM)
     assert worker.wait(60) == -signal.SIGTERM
+
+
+def test_worker_knows_of_its_sigterm_before_it_may_leave():
+    told, tells = os.pipe()
+    os.write(tells, b"x")
+    known = []
+    broker = SimpleNamespace(request_leave=lambda *_, **__: known.append(member.terminated))
+    member: Any = SimpleNamespace(detached=False, self_id="a:1", terminated=False, broker=lambda: broker)
+    joining._ask_to_leave(member, told)
+    assert known == [True]

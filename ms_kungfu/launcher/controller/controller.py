@@ -34,7 +34,7 @@ from ms_kungfu.launcher.controller.resizes import Resizes
 from ms_kungfu.launcher.controller.revisions import Revisions
 from ms_kungfu.launcher.controller.snapshot_writer import SnapshotWriter
 from ms_kungfu.launcher.controller.startup import JobStart, MayWrite, prepare
-from ms_kungfu.launcher.controller.status import describe
+from ms_kungfu.launcher.controller.status import describe, last_step
 from ms_kungfu.launcher.controller.takeover import start_of, take_over
 from ms_kungfu.launcher.controller.workers import WorkerManager
 from ms_kungfu.launcher.machine import Machine
@@ -131,7 +131,8 @@ class Controller:
         document = outline(self._options, course.state, why, self._snapshot.began_at)
         if job.manager is not None:
             describe(document, job.manager, job.coordinator, job.history)
-        return {**document, **job.events.training.describe(job.events.now(), course.is_over)}
+        step = last_step(document["processes"])
+        return {**document, **job.events.training.describe(job.events.now(), course.is_over, step)}
 
     def _left_s(self) -> float | None:
         """Return the seconds that are left until the job's -timeout."""

@@ -203,12 +203,13 @@ class WorkerFailures:
                     workers.end_kept_leavers()
                     return
                 left = [other for other in workers.processes.living_members() if other != peer and other not in leaving]
-                verdict = policy.leaves(process.who, len(left), job.options.min_size)
+                why = "it got a SIGTERM" if peer in workers.broker.leaves.told_to_end else "the program evicts it"
+                has_steps = self._progress(peer, process.incarnation) is not None
+                verdict = policy.leaves(process.who, why, has_steps, len(left), job.options.min_size)
                 if not self._settle(verdict):
                     return
                 if verdict.action is Action.SHRINK:
                     leaving.add(peer)
-                    why = "it got a SIGTERM" if peer in workers.broker.leaves.told_to_end else "the program evicts it"
                     self.emit(e.WorkerDraining(**process.named, reason=why))
                     job.revisions.write()
                 else:

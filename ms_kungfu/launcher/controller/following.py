@@ -79,12 +79,12 @@ class FollowWatch:
             )  # fmt: skip
         else:
             _log.warning(
-                "change waits: version=%d seconds=%g. No worker has begun to train: the program is still preparing "
-                '(the event "outside steps" in a worker\'s log names its line), or its steps aren\'t counted. A '
-                "program adopts changes if KungFuElasticCallback, ElasticTraining or --msrun counts its steps. If it "
-                "uses only ms_kungfu.comm, new workers wait until the job ends, or until `kungfu-run resize` requests "
-                "the current size again: docs/change-a-program.md",
-                version, _UNFOLLOWED_S,
+                "change waits: version=%d seconds=%g. No worker has reported a step. %s A program adopts changes if "
+                "KungFuElasticCallback, ElasticTraining or --msrun counts its steps; otherwise it may train, but new "
+                "workers wait until the job ends, or until `kungfu-run resize` requests the current size again: "
+                "docs/change-a-program.md. If the program is still preparing, the event \"outside steps\" in a "
+                "worker's log names its line",
+                version, _UNFOLLOWED_S, policy.FORGOTTEN,
             )  # fmt: skip
 
     def _steps_of_members(self) -> list[int]:

@@ -5,6 +5,7 @@ Each query gets a new document, which is created in the event loop. No part of t
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -34,6 +35,12 @@ def describe(document: dict[str, Any], manager: WorkerManager, coordinator: Coor
     )
     if document["state"] == JobState.RESIZING.value:
         document["why"] = _missing(manager, newest)
+
+
+def last_step(processes: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the last step that a member among the document's processes has ended; None if no step is known."""
+    steps = [each["step"] for each in processes if each["standing"] == Standing.MEMBER.value]
+    return max((step for step in steps if step), default=None)
 
 
 def _summary(cluster: Cluster) -> dict[str, int]:

@@ -466,14 +466,17 @@ class Job {
         this.trainedFrom ??= event.time - Math.min(event.seconds, event.committed ?? event.seconds);
         this.points.push({ ...event, learning_rate: this.rate });
         if (this.points.length > MOST_POINTS) this.points = halved(this.points, joined);
+        if (this.account.workers === 1) this.addRanks(ofTheOnlyRank(event, this.sizes[this.sizes.length - 1]?.time));
         return;
-      case "rank_statistics":
-        this.rankPoints.push(event);
-        if (this.rankPoints.length * event.waiting.length > 8 * MOST_POINTS) this.rankPoints = halved(this.rankPoints, joinedRanks);
-        return;
+      case "rank_statistics": this.addRanks(event); return;
     }
     this.events.push(event);
     if (this.events.length > 1.1 * MOST_EVENTS) this.events = this.events.slice(-MOST_EVENTS);
+  }
+
+  addRanks(event) {
+    this.rankPoints.push(event);
+    if (this.rankPoints.length * event.waiting.length > 8 * MOST_POINTS) this.rankPoints = halved(this.rankPoints, joinedRanks);
   }
 
   resized(event) {
@@ -579,6 +582,13 @@ function joinedRanks(one, other) {
     found[name] = other[name].map((value, rank) =>
       mean({ v: one[name][rank], seconds: one.seconds }, { v: value, seconds: other.seconds }, "v"));
   }
+  return found;
+}
+
+/** Return the rank statistics of a job with one worker, which logs only `statistics`. `since`: when it got that size. */
+function ofTheOnlyRank(event, since) {
+  const found = { time: event.time, seconds: Math.min(event.seconds, Math.max(0, event.time - (since ?? 0))) };
+  for (const name of ["p50", "p99", "computing", "waiting", "data", "checkpoint"]) found[name] = [event[name] ?? null];
   return found;
 }
 

@@ -100,6 +100,7 @@ class View {
     this.isLive = isLive;
     this.token = null;
     this.connected = !isLive;
+    this.hasHeard = !isLive; // whether the launcher has sent a message; until then nothing is known about the job
     this.lostAt = null;
     this.span = 0;
     this.kinds = new Set(Object.keys(KINDS));
@@ -143,6 +144,7 @@ class View {
 
   draw() {
     const job = this.job, account = job.account;
+    byId("main").classList.toggle("blank", !this.hasHeard); // first, because charts measure their width
     this.situation = situation(job);
     if (!this.isLive && !account.ended) this.situation = { tone: "wait", text: "The log ends before the end of the job.", rank: null };
     const name = job.name ? `Job ${job.name}` : "Job";
@@ -162,8 +164,9 @@ class View {
 
   drawHead() {
     const { account, now } = this.job, { tone, text: sentence } = this.situation;
-    let state = now?.status?.state ?? (account.began ? "running" : this.connected ? "starting" : "connecting");
-    if (account.ended) state = `exit code ${account.ended.exit_code}`;
+    let state = now?.status?.state ?? (account.began ? "running" : "starting");
+    if (!this.hasHeard) state = "";
+    else if (account.ended) state = `exit code ${account.ended.exit_code}`;
     else if (!this.isLive) state = "not ended";
     text(byId("state"), state);
     const isWell = state === "running" && tone !== "bad";
@@ -174,7 +177,7 @@ class View {
     text(byId("connection"), !this.isLive ? "report" : isOff ? lost : account.ended ? "" : "live");
     byId("situation").dataset.tone = isOff ? "wait" : tone;
     text(byId("sentence"), isOff ? off : sentence);
-    text(byId("detail"), isLost ? `Last known: ${sentence}` : isOff ? "" : this.detail());
+    text(byId("detail"), isLost && this.hasHeard ? `Last known: ${sentence}` : isOff ? "" : this.detail());
     const spoken = (isLost ? "no connection" : isOff ? "connecting" : sentence).replace(/, for [^,]* now\.$/, "."); // without the seconds
     if (spoken !== this.spoken) text(byId("spoken"), (this.spoken = spoken));
     byId("actions").hidden = !this.mayAct();
@@ -848,7 +851,7 @@ function takeToken() {
 function follow(view) {
   let seen = -1;
   const source = new EventSource("events");
-  const heard = () => { view.connected = true; view.lostAt = null; };
+  const heard = () => { view.connected = view.hasHeard = true; view.lostAt = null; };
   source.addEventListener("hello", (message) => {
     const hello = JSON.parse(message.data);
     if (!hello.resumes) { // the events come from the beginning: the page is new, or the server no longer has the rest

@@ -16,6 +16,7 @@ from ms_kungfu.launcher.wire.documents import Failure
 MOST_LATE = 2  # after this many late joining workers in a row, a slot gets no other worker
 EXIT_TIMEOUT = 124  # the same code as timeout(1)
 CANT_RUN = 126  # the code of a process that could not be started, as in a shell
+FORGOTTEN = "Did you forget KungFuElasticCallback (in a loop: ElasticTraining)?"
 
 
 class Standing(enum.Enum):
@@ -142,12 +143,16 @@ def hosts_leave(hosts: str, left: int, min_size: int) -> Verdict:
     return Verdict(Action.CONTINUE, "")
 
 
-def leaves(who: str, left: int, min_size: int) -> Verdict:
-    """Decide whether a worker leaves because of a SIGTERM or a policy of the program. `left` members would stay."""
+def leaves(who: str, why: str, has_steps: bool, left: int, min_size: int) -> Verdict:
+    """Decide whether a worker leaves because of a SIGTERM or a policy of the program. `left` members would stay.
+
+    `has_steps`: whether the worker has begun to train, as far as the controller knows.
+    """
     if left < min_size:
         # The worker got permission to leave, but other workers have failed since then.
         return Verdict(Action.CONTINUE, f"{who} stays: {would_be_left(left, min_size)}")
-    return Verdict(Action.SHRINK, f"{who} is leaving; the others go on")
+    unknown = f". {FORGOTTEN} It has reported no step, and workers leave only at the end of a step"
+    return Verdict(Action.SHRINK, f"{who} is leaving: {why}; the others go on{'' if has_steps else unknown}")
 
 
 def decide(event: WorkerExited | WorkerWorksOn, state: Situation) -> Verdict:

@@ -8,6 +8,9 @@
 3. Ranks report how long they spent in operations, including the time in which they waited there for other ranks. The
    rank that spent the smallest fraction of its time in operations didn't wait. So its fraction is the cost of the
    reduction itself. If another rank's fraction is larger, the difference is the time in which that rank waited.
+
+4. The committed time of an event is at most the time that the event covers. A report may contain a step that began
+   earlier. The excess is counted in the next events. (`test_committed_time_never_exceeds_the_time_of_its_event`.)
 """
 
 from __future__ import annotations
@@ -104,15 +107,17 @@ class JobStatistics:
         least = min(_share(each.collectives, each.seconds) for each in ranks.values())
         collectives = sum(each.collectives for each in ranks.values()) / seconds
         data = [each.data for each in ranks.values() if each.data is not None]
+        covered = max(0.0, now - self._said_at)
+        committed = min(self._committed, covered)
         said = Statistics(
             step=self._newest,
-            seconds=_short(now - self._said_at),
+            seconds=_short(covered),
             steps=self._steps,
             samples=round(self._samples),
             loss=self._loss,  # type: ignore[arg-type]
             p50=_short(median(each.p50 for each in ranks.values())),
             p99=_short(max(each.p99 for each in ranks.values())),
-            committed=_short(self._committed),
+            committed=_short(committed),
             computing=_part(sum(each.computing for each in ranks.values()) / seconds),
             reduction=_part(least),
             waiting=_part(max(0.0, collectives - least)),
@@ -121,7 +126,8 @@ class JobStatistics:
             **{k: v for k, v in self._lasting.items() if self._said.get(k) != v},  # type: ignore[arg-type]
         )
         self._said = dict(self._lasting)
-        self._said_at, self._steps, self._samples, self._committed, self._loss = now, 0, 0.0, 0.0, None
+        self._said_at, self._steps, self._samples, self._loss = now, 0, 0.0, None
+        self._committed -= committed
         return said
 
     def by_rank(self, now: float, size: int) -> RankStatistics | None:

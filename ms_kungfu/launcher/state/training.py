@@ -6,6 +6,7 @@ This module uses no clock and no I/O.
 from __future__ import annotations
 
 import collections
+from collections.abc import Mapping
 from typing import Any
 
 from ms_kungfu import job_events as e
@@ -37,24 +38,17 @@ class TrainingWatch:
             self._recent.clear()  # the rates belong to the previous cluster size
             self._stalls.clear()  # in the new version a rank may be another worker
 
-    def describe(self, now: float, is_over: bool = False) -> dict[str, Any]:
+    def describe(self, now: float, is_over: bool = False, step: int | None = None) -> dict[str, Any]:
         """Return the fields `training` and `stalls` of the status document.
 
         `now`: in seconds since 1970. `is_over`: whether the job is ending. If it is, the result has no rates and no
-        remaining time.
+        remaining time. `step`: the last step that a member has ended, which is newer than that of the events; None if
+        no member's step is known.
         """
         stalls = [] if is_over else self._told_stalls(now)
         rates = (None, None) if is_over or stalls else self._rates(now)  # a rate predicts nothing during a stall
-        return {"training": self._training(*rates) if self._latest else None, "stalls": stalls}
-
-    def _training(self, steps_per_s: float | None, samples_per_s: float | None) -> dict[str, Any]:
-        step, total = self._latest.get("step"), self._latest.get("total_steps")
-        left_s = None
-        if steps_per_s and step is not None and total is not None and total >= step:
-            left_s = round((total - step) / steps_per_s, 1)
-        names = ("step", "total_steps", "epoch", "epochs", "loss")
-        rates = {"steps_per_s": steps_per_s, "samples_per_s": samples_per_s, "left_s": left_s}
-        return {**{name: self._latest.get(name) for name in names}, **rates}
+        latest = self._latest if step is None else {**self._latest, "step": step}
+        return {"training": _training(latest, *rates) if self._latest else None, "stalls": stalls}
 
     def _rates(self, now: float) -> tuple[float | None, float | None]:
         """Return steps and samples per second. The rates decrease if no step has ended for longer than usual."""
@@ -81,3 +75,13 @@ class TrainingWatch:
             }
             for rank, stall in self._stalls.items()
         ]
+
+
+def _training(latest: Mapping[str, Any], steps_per_s: float | None, samples_per_s: float | None) -> dict[str, Any]:
+    step, total = latest.get("step"), latest.get("total_steps")
+    left_s = None
+    if steps_per_s and step is not None and total is not None and total >= step:
+        left_s = round((total - step) / steps_per_s, 1)
+    names = ("step", "total_steps", "epoch", "epochs", "loss")
+    rates = {"steps_per_s": steps_per_s, "samples_per_s": samples_per_s, "left_s": left_s}
+    return {**{name: latest.get(name) for name in names}, **rates}

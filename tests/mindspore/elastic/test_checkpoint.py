@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import mindspore as ms
 import numpy as np
@@ -367,6 +368,27 @@ def test_another_programs_checkpoint_is_refused(tmp_path, now, sentence):
     path, entries, _ = folder.load()
     with pytest.raises(KungFuError, match=sentence):
         restore_tensors(of(*now), entries, path)
+
+
+@pytest.mark.parametrize("batch", [4, 8])
+def test_other_list_of_rates_is_refused_with_its_likely_cause(tmp_path, batch):
+    def training(size):
+        data = SimpleNamespace(name="dataset", capture=lambda: {"batch": [None, size]})
+        return TrainingState((parameter([0.1] * (16 // size), "learning_rate"),), (data,), {})
+
+    folder = CheckpointFolder(tmp_path)
+    folder.save(take_snapshot(1, training(2), {}))
+    folder.wait()
+    path, entries, _ = folder.load()
+    with pytest.raises(KungFuError) as refused:
+        restore_tensors(training(8), entries, path, {"batch": [None, batch]})
+    cause = (
+        "The list's length probably follows from the batch size, which is global_batch_size=4 there and "
+        "global_batch_size=8 in this program: resume with global_batch_size=4, then call "
+        "ElasticDataset.set_batch_size(global_batch_size=8)"
+    )
+    assert "resume with the original list of rates" in str(refused.value)
+    assert (cause in str(refused.value)) == (batch == 4)
 
 
 class Stop(Callback):
