@@ -296,6 +296,8 @@ def read_from_the_environment(tree):
             named = [key for key in node.keys if key is not None]
         for each in named:
             value = constants.get(each.id) if isinstance(each, ast.Name) else getattr(each, "value", None)
+            if isinstance(each, ast.Attribute) and ast.unparse(each.value) == "env":
+                value = getattr(env, each.attr)
             if isinstance(value, str):
                 yield value
 
