@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <ctime>
 
 namespace kungfu {
 namespace {
@@ -12,11 +13,19 @@ namespace {
 std::atomic<pid_t> owner{0};       // the process that called CatchSigterm
 std::atomic<pid_t> supervisor{0};  // the process that ends the job's workers
 std::atomic<bool> requested{false};
+std::atomic<time_t> requested_at{0};  // seconds of CLOCK_MONOTONIC
+constexpr time_t kSameSignal = 2;     // seconds in which children end that got the same SIGTERM
 std::atomic<int> requests{-1};
 
 void ActByDefault() {
   signal(SIGTERM, SIG_DFL);
   kill(getpid(), SIGTERM);
+}
+
+time_t Now() {
+  struct timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec;
 }
 
 pid_t SenderOf(const siginfo_t& info) {
@@ -32,13 +41,18 @@ void Handle(int /*number*/, siginfo_t* info, void* /*context*/) {
   if (self != owner || (sender != 0 && sender == supervisor)) {
     ActByDefault();
   } else if (sender == self) {
-    if (!requested) {
+    if (!requested || Now() - requested_at > kSameSignal) {
       ActByDefault();
     }
-  } else if (!requested.exchange(true)) {
-    [[maybe_unused]] const ssize_t written = write(requests, "", 1);
   } else {
-    ActByDefault();
+    if (!requested) {
+      requested_at = Now();
+    }
+    if (requested.exchange(true)) {
+      ActByDefault();
+    } else {
+      [[maybe_unused]] const ssize_t written = write(requests, "", 1);
+    }
   }
   errno = error;
 }

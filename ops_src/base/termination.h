@@ -11,9 +11,9 @@ namespace kungfu {
 // The second SIGTERM has its default action. The sender decides in these cases:
 //
 // - The process `supervisor` (0: none) ends workers: its SIGTERM has its default action.
-// - MindSpore sends this process a SIGTERM if a child of its dataset has ended by a signal. This
-//   isn't a request: it has its default action. After a request it is ignored, because the child
-//   may have got the same SIGTERM as this process.
+// - MindSpore sends its own process a SIGTERM if a child of its dataset has ended by a signal, or
+//   after a SIGINT. This isn't a request: it has its default action. In the first two seconds after
+//   a request it is ignored, because the child may have got the same SIGTERM as this process.
 //
 // In a forked child, each SIGTERM has its default action.
 KF_API void CatchSigterm(int fd, int supervisor);

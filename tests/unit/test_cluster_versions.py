@@ -78,6 +78,15 @@ def test_version_whose_commit_is_being_written_is_not_superseded():
     assert versions.is_out(C, 1)
 
 
+def test_commit_supersedes_what_no_longer_leads_to_the_newest_version():
+    versions = started(cluster(0, A, B), cluster(1, A, B, C))
+    versions.committing = 1
+    versions.admit(cluster(2, A))
+    versions.admit(cluster(3, A, C))
+    versions.commit_version(1)
+    assert sorted(versions.clusters) == [0, 1, 3]
+
+
 def test_member_leaves_once_a_staying_one_has_adopted_the_version():
     versions = started(cluster(0, A, B), cluster(1, A))
     assert versions.answer(member(B, 0, 1)) == Wait()
@@ -146,8 +155,9 @@ def test_versions_are_never_redefined_and_old_ones_are_forgotten():
 
 
 def test_excluded_process_is_not_its_successor():
-    versions = started(cluster(0, A, B), cluster(1, A), cluster(2, A, B))
+    versions = started(cluster(0, A, B), cluster(1, A))
     versions.commit_version(1)
+    versions.admit(cluster(2, A, B))
     assert versions.belongs(B, 0, 0)
     assert not versions.belongs(B, 0, 2)
     assert versions.belongs(B, 2, 2)

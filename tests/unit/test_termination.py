@@ -15,7 +15,7 @@ from ms_kungfu.membership import joining
 
 # The parent is the supervisor. Each word of the arguments sends a SIGTERM.
 PROGRAM = """
-import os, signal, subprocess, sys
+import os, signal, subprocess, sys, time
 from ms_kungfu import _core
 asked, asks = os.pipe()
 os.set_blocking(asked, False)
@@ -31,6 +31,8 @@ for sender in sys.argv[1:]:
             os.kill(os.getpid(), signal.SIGTERM)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    elif sender == "pause":
+        time.sleep(3.1)
     elif sender == "end":
         _core.end_by_sigterm()
 try:
@@ -47,7 +49,8 @@ if "supervisor" in sys.argv:
     [
         (["self"], None),  # a child of MindSpore's dataset has failed
         (["other"], 1),
-        (["other", "self"], 1),
+        (["other", "self"], 1),  # a child of the dataset got the same SIGTERM
+        (["other", "pause", "self"], None),
         (["other", "other"], None),
         (["other", "self", "end"], None),
         (["forked child"], 0),

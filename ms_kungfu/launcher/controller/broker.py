@@ -254,8 +254,10 @@ class Broker:
         _SERVED[type(asked)](self, asker, asked)
 
     def _let_leave(self, asker: Asker, asked: m.LeaveRequest) -> None:
-        objection = self.leaves.objection(PeerID.parse(asked.peer), asked.terminated)
-        asker.send(m.Error(objection) if objection else m.Leaving())
+        peer = PeerID.parse(asked.peer)
+        objection = self.leaves.objection(peer, asked.terminated)
+        granted = m.Leaving() if peer in self.leaves.leaving else m.Stay()
+        asker.send(m.Error(objection) if objection else granted)
 
     def _fix_cores(self, asker: Asker, asked: m.FixCores) -> None:
         async def fix() -> None:

@@ -38,13 +38,14 @@ def environment_of(
         ranks: the host of each rank.
         hosts: the job's current hosts.
         agent: the host of the process.
-        cores: the number of cores in the process's share. With `-w` the share may become smaller.
+        cores: the number of cores in the process's share. With `-w` the share may become smaller, unless
+            -cores-per-worker fixes it.
     """
     standby, each = process.peer is None, agent.shares.each
     rank, size = str(process.rank), str(process.size)
     local = ranks[: process.rank].count(process.host)
     local_rank, local_size = str(local), str(ranks.count(process.host))
-    has_few = options.watch or cores < _PYNATIVE_THREADS
+    has_few = cores < _PYNATIVE_THREADS or (options.watch and each is None)
     return {
         env.SELF.name: None if standby else str(process.peer),
         env.INCARNATION.name: None if standby else str(process.incarnation),

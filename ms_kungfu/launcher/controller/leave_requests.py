@@ -29,11 +29,11 @@ class LeaveRequests:
         self.told_to_end: set[PeerID] = set()  # members that may leave because they got a SIGTERM
 
     def objection(self, peer: PeerID, terminated: bool) -> str:
-        """Allow `peer` to leave, report that to `on_leave`, and return "". Otherwise return why `peer` can't leave.
+        """Add `peer` to `leaving`, report that to `on_leave`, and return "". Otherwise return why `peer` can't leave.
 
         If several workers ask to leave at the same time, perhaps only the first of them may. A member that got a
-        SIGTERM and can't leave is reported to `on_last`, which ends the job. The member trains on until the launcher's
-        signal ends it.
+        SIGTERM and can't leave is reported to `on_last`, which ends the job. The result is then "" as well. The member
+        trains on until the launcher's signal ends it.
         """
         newest = self._versions.newest
         if self.job_ends or newest is None:

@@ -200,6 +200,7 @@ class ClusterVersions(Struct):
         self.clusters = {v: c for v, c in self.clusters.items() if v >= version or v == self.committed}
         self.refused = {v: reason for v, reason in self.refused.items() if v > version}
         self.committed = version
+        self._supersede()  # a version that led to the newest one may no longer do so from this one
         self._forget()
 
     # The number of entries for removed peers and hosts depends only on what the known versions list. It doesn't grow

@@ -341,15 +341,13 @@ class Detached(Message, frozen=True):  # type: ignore[misc]
 class Stay(Message, frozen=True):  # type: ignore[misc]
     """The worker stays in its current cluster version.
 
-    The version on which the members had agreed was abandoned before any worker adopted it.
+    The version on which the members had agreed was abandoned before any worker adopted it. Or the worker got a SIGTERM
+    and may not leave, so the job ends.
     """
 
 
 class Leaving(Message):
-    """The cluster will continue without the worker that the leave request named.
-
-    If the worker got a SIGTERM and no worker may leave, the job ends instead.
-    """
+    """The cluster will continue without the worker that the leave request named."""
 
 
 class CoresFixed(Message):
