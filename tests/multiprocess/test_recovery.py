@@ -268,7 +268,10 @@ def test_sigterm_ends_a_worker_that_was_evicted_and_is_needed_again(job):
     one.wait_for("cluster desired: version=1 workers=1")
     os.kill(pids[0], signal.SIGTERM)
     os.kill(pids[1], signal.SIGKILL)  # before or after the other one has asked to leave
-    one.program.assert_exit(137)
+    # If the launcher knows of the SIGKILL when worker 0 asks, the SIGTERM ends the job; else the SIGKILL does.
+    code = one.program.wait(60.0)
+    assert code in (137, 143), one.program.output
+    one.program.assert_gone(time.monotonic())
 
 
 def test_policy_that_evicts_too_many_is_refused_and_the_job_continues(job):
