@@ -11,9 +11,9 @@ import contextlib
 import logging
 import os
 import signal
-from pathlib import Path
 
 from ms_kungfu import env
+from ms_kungfu._processes import stat_of
 from ms_kungfu.broker_protocol import Detached, Granted, Stay
 from ms_kungfu.cluster import PeerID
 from ms_kungfu.errors import KungFuError, ResizeError
@@ -192,8 +192,8 @@ def _leave_on_sigterm(member: Member) -> None:
 
 def _supervisor() -> int:
     """Return the process that ends this worker for the launcher: the parent of the group's leader. 0: unknown."""
-    with contextlib.suppress(OSError, ValueError):
-        return int(Path(f"/proc/{os.getpgrp()}/stat").read_text().rpartition(")")[2].split()[1])
+    with contextlib.suppress(OSError):
+        return int(stat_of(os.getpgrp())[1])
     return 0
 
 

@@ -120,7 +120,7 @@ class HostWorkers:
         if launch.threads is not None and "OMP_NUM_THREADS" not in self._machine.environ:
             environment["OMP_NUM_THREADS"] = str(launch.threads)
         if env.PYNATIVE_BLOCKS in self._machine.environ:
-            environment.pop(env.PYNATIVE_BLOCKS, None)
+            environment.pop(env.PYNATIVE_BLOCKS, None)  # the user's value applies
         try:
             if launch.joins_later:
                 self._check_descriptors()

@@ -15,6 +15,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[3]))  # benchmarks
 KINDS = ("no log", "event log", "event log and page")
 
 
@@ -22,32 +23,15 @@ def train(seconds: float) -> None:
     """Train. Print "begins" after 50 steps, and after so many seconds the steps and this worker's CPU times."""
     import mindspore as ms
     import numpy as np
-    from mindspore import nn
 
     import ms_kungfu as kf
+    from benchmarks.contenders._lenet import training_step
     from ms_kungfu.elastic import ElasticTraining
     from ms_kungfu.elastic.statistics import StepStatistics
-    from ms_kungfu.optimizers import KungFuMomentum
-
-    sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "lenet-elastic"))
-    from model import LeNet5
 
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(1)
-    net, loss_fn = LeNet5(), nn.CrossEntropyLoss()
-    optimizer = KungFuMomentum(net.trainable_params(), 0.001, 0.9)
-
-    def forward(image, label):
-        return loss_fn(net(image), label)
-
-    grad_fn = ms.value_and_grad(forward, None, net.trainable_params())
-
-    @ms.jit
-    def train_step(image, label):
-        loss, grads = grad_fn(image, label)
-        optimizer(grads)
-        return loss
-
+    step = training_step("KungFuMomentum")
     reporting, report = [0.0], StepStatistics._report
 
     def timed_report(self):
@@ -59,11 +43,11 @@ def train(seconds: float) -> None:
     random = np.random.default_rng(1)
     image = ms.Tensor(random.standard_normal((16, 1, 28, 28)).astype(np.float32))
     label = ms.Tensor(random.integers(0, 10, 16).astype(np.int32))
-    elastic = ElasticTraining(net, optimizer)
+    elastic = ElasticTraining(step.network, step.optimizer)
     elastic.begin()
     steps = -50
     while True:
-        elastic.step_end(train_step(image, label), 16)
+        elastic.step_end(step(image, label), 16)
         steps += 1
         if steps == 0:
             reporting[0], cpu, began = 0.0, time.process_time(), time.perf_counter()
