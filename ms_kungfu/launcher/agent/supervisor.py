@@ -30,15 +30,20 @@ import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Callable, Union
 
+from ms_kungfu import env
 from ms_kungfu._processes import children, descendants
 from ms_kungfu._run_time import run_time
 from ms_kungfu.broker_protocol import close_all, receive_fds
+from ms_kungfu.launcher.agent.fork_server import ForkServer, Start
 from ms_kungfu.launcher.state.hangs import waits_for_a_core
 from ms_kungfu.launcher.state.policy import CANT_RUN
 from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.wire.codec import Reads, encode
+
+if TYPE_CHECKING:
+    from ms_kungfu.launcher.preloading import Preloading
 
 _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
@@ -48,6 +53,7 @@ _MAX_MESSAGE = 64 * 1024
 _PATIENCE_S = 10.0
 _POLL_S = 0.002
 _EVENTS: Reads[m.Started | m.Exited] = Reads(Union[m.Started, m.Exited])
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGKILL)
 _TRACKERS_S = 2.0
 _GROUP_S = 0.5
 
@@ -65,6 +71,11 @@ class Supervisor:
     @classmethod
     def fork(cls, command: Sequence[str]) -> Supervisor:
         """Fork the supervisor of workers that run `command`. This process must have only one thread."""
+        preloading = None
+        if env.PRELOAD.get() and os.path.basename(command[0]).startswith("python"):
+            from ms_kungfu.launcher.preloading import preloading_of  # loads `ast`, which other programs don't need
+
+            preloading = preloading_of(command, os.environ)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         pid = os.fork()
@@ -72,7 +83,7 @@ class Supervisor:
             status = 1
             try:
                 ours.close()
-                _SupervisorProcess(theirs, list(command)).run()
+                _SupervisorProcess(theirs, list(command), preloading).run()
                 status = 0
             finally:
                 os._exit(status)  # the supervisor must not return into the launcher's code or run its atexit handlers
@@ -226,11 +237,11 @@ def _with_their_children(pids: Iterable[int]) -> list[int]:
 class _SupervisorProcess:
     """The supervisor's process. Its loop handles the launcher's requests and the exits of its children."""
 
-    def __init__(self, channel: socket.socket, command: list[str]) -> None:
+    def __init__(self, channel: socket.socket, command: list[str], preloading: Preloading | None) -> None:
         self._channel = channel
         self._command = command
-        # process ID of a group leader -> its worker's key, and its process
-        self._leaders: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
+        self._forks = ForkServer(preloading, _preparation)
+        self._leaders: dict[int, int] = {}  # process ID of a group leader -> its worker's key
         self._remove: list[tuple[str, int]] = []
 
     def run(self) -> None:
@@ -259,11 +270,17 @@ class _SupervisorProcess:
                             os.unlink(path)
 
     def _serve_once(self, selector: selectors.BaseSelector, wake: socket.socket) -> bool:
+        forks = self._forks.fileno()
+        if forks is not None:
+            selector.register(forks, selectors.EVENT_READ)
         for key, _ in selector.select():
             if key.fileobj is wake:
                 with contextlib.suppress(BlockingIOError):
                     wake.recv(4096)
+        if forks is not None:
+            selector.unregister(forks)
         self._reap()
+        self._start_waiting()
         try:
             message, fds = receive_fds(self._channel, _MAX_MESSAGE, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -282,46 +299,63 @@ class _SupervisorProcess:
         if "start" in request:
             self._start(request["start"], request["environment"], request["cores"], fds)
         elif "signal" in request:
-            for pid, (key, _) in list(self._leaders.items()):
-                if request["key"] in (None, key):
-                    with contextlib.suppress(OSError):
-                        os.killpg(pid, request["signal"])
+            self._signal(request["signal"], request["key"])
         else:
             self._remove.append((request["remove"], request["inode"]))
 
-    def _start(self, key: int, changes: dict[str, str | None], cores: list[int], fds: list[int]) -> None:
-        environment = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
-        supervisor = os.getpid()
-
-        def become_worker() -> None:
-            os.setpgid(0, 0)
-            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != supervisor:  # the supervisor was killed before the line above ran
-                os._exit(1)
-            # If a shell starts the launcher with "&", the launcher ignores SIGINT. Workers must not ignore it, because
-            # the launcher passes this signal on to them.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            if cores:
-                # This fails if the cpuset has just been changed. The worker then runs on any core.
+    def _signal(self, number: int, wanted: int | None) -> None:
+        for start in [each for each in self._forks.waiting if wanted in (None, each.key) and number in _ENDING]:
+            self._forks.waiting.remove(start)
+            start.close()
+            self._tell(m.Exited(start.key, -number))
+        for pid, key in list(self._leaders.items()):
+            if wanted in (None, key):
                 with contextlib.suppress(OSError):
-                    os.sched_setaffinity(0, cores)
+                    os.killpg(pid, number)
 
+    def _start(self, key: int, changes: dict[str, str | None], cores: list[int], fds: list[int]) -> None:
+        start = Start(key, changes, cores, os.dup(fds[0]), os.dup(fds[1]))
+        if self._forks.take(start):
+            self._start_waiting()
+        else:
+            self._execute(start)
+
+    def _start_waiting(self) -> None:
+        """Fork the workers that wait for the fork server. If it has failed, start them as usual."""
+        while self._forks.waiting and (self._forks.is_ready() or not self._forks.is_alive):
+            start = self._forks.waiting.pop(0)
+            forked = self._forks.fork(start) if self._forks.is_alive else None
+            if forked is None:
+                self._execute(start)
+                continue
+            pid, gate = forked
+            start.close()
+            self._leaders[pid] = start.key
+            self._tell(m.Started(start.key, pid))
+            with contextlib.suppress(OSError):  # the worker has been killed
+                os.write(gate, b"1")
+            os.close(gate)
+
+    def _execute(self, start: Start) -> None:
         try:
             process = subprocess.Popen(
                 self._command,
-                env=environment,
+                env=start.environment(),
                 stdin=subprocess.DEVNULL,
-                stdout=fds[0],
-                stderr=fds[1],
-                preexec_fn=become_worker,
+                stdout=start.stdout,
+                stderr=start.stderr,
+                preexec_fn=_preparation(start.cores),
             )
         except (OSError, subprocess.SubprocessError) as error:
             missing = isinstance(error, FileNotFoundError)
             what = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            self._tell(m.Exited(key, 127 if missing else CANT_RUN, f"can't run {self._command[0]!r}: {what}"))
+            self._tell(m.Exited(start.key, 127 if missing else CANT_RUN, f"can't run {self._command[0]!r}: {what}"))
             return
-        self._leaders[process.pid] = key, process
-        self._tell(m.Started(key, process.pid))
+        finally:
+            start.close()
+        process.returncode = 0  # `_reap` waits for the process, so Popen must not
+        self._leaders[process.pid] = start.key
+        self._tell(m.Started(start.key, process.pid))
 
     def _reap(self) -> None:
         while True:
@@ -334,19 +368,38 @@ class _SupervisorProcess:
             if found is None:
                 return
             pid = found.si_pid
-            leader = self._leaders.pop(pid, None)
-            if leader is not None:
+            key = self._leaders.pop(pid, None)
+            if key is not None:
                 kill_group(pid)
             _, status = os.waitpid(pid, 0)
-            if leader is not None:
-                key, process = leader
-                # If the code weren't set here, Popen would wait for the process again.
-                process.returncode = os.waitstatus_to_exitcode(status)
-                self._tell(m.Exited(key, process.returncode))
+            if key is not None:
+                self._tell(m.Exited(key, os.waitstatus_to_exitcode(status)))
+            else:
+                self._forks.has_exited(pid)
 
     def _tell(self, event: m.Started | m.Exited) -> None:
         with contextlib.suppress(OSError):  # if the launcher has ended, the loop notices that
             self._channel.send(encode(event))
+
+
+def _preparation(cores: list[int]) -> Callable[[], None]:
+    """Return what a child of this process runs between fork and exec."""
+    supervisor = os.getpid()
+
+    def prepare() -> None:
+        os.setpgid(0, 0)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != supervisor:  # the supervisor was killed before the line above ran
+            os._exit(1)
+        # If a shell starts the launcher with "&", the launcher ignores SIGINT. Workers must not ignore it, because
+        # the launcher passes this signal on to them.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if cores:
+            # This fails if the cpuset has just been changed. The worker then runs on any core.
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, cores)
+
+    return prepare
 
 
 def _encode(message: Mapping[str, Any]) -> bytes:

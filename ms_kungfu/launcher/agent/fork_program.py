@@ -1,0 +1,197 @@
+"""The fork server's process. It imports MindSpore once, and then forks workers.
+
+`fork_server` runs this file with the interpreter of the workers' command. So the file imports only the standard
+library.
+
+1. The process has one thread whenever it forks a worker. NumPy's OpenBLAS starts threads while it is imported, but ends
+   them at each fork, and starts them again when it needs them. So the process forks once before it counts its threads.
+   If another thread is left, workers can't be forked.
+2. A worker is a child of the supervisor, as if the supervisor had started it: the fork server forks a process that
+   forks the worker and ends. The supervisor is a subreaper, so it becomes the parent of the worker.
+3. The worker waits until the supervisor has written a byte to its gate. The supervisor writes this byte after it has
+   recorded the worker's process ID, so it misses no exit. If the supervisor closes the gate instead, the worker ends.
+4. Random numbers that were drawn before the fork are drawn again: two workers never begin with the same state of
+   `random`, of NumPy, or of MindSpore's default generator.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import gc
+import importlib.util
+import json
+import os
+import socket
+import sys
+import types
+import warnings
+from importlib.machinery import SourceFileLoader
+from typing import Any
+
+_MAX_MESSAGE = 1024 * 1024
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_SIGKILL = 9
+_NAME = "kungfu-forks"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _CommandLine:
+    """The memory in which the kernel finds this process's command line, so that ps shows what the process runs."""
+
+    def __init__(self) -> None:
+        with open("/proc/self/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        self._begin, self._end = int(fields[45]), int(fields[46])
+
+    def show(self, words: list[str]) -> None:
+        text = b"".join(os.fsencode(word) + b"\0" for word in words)
+        room = self._end - self._begin
+        if 0 < len(text) <= room:
+            ctypes.memmove(self._begin, text.ljust(room, b"\0"), room)
+
+
+def _preload() -> bool:
+    """Import MindSpore. Return whether workers can be forked now."""
+    import mindspore  # noqa: F401
+    from mindspore.common import generator
+
+    with contextlib.suppress(ImportError):  # ms_kungfu imports it in each worker
+        import msgspec  # noqa: F401
+    if not hasattr(generator, "_random_seeded_generator"):  # `_seed_anew` needs it
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python's warning about a fork beside other threads
+        trial = os.fork()
+    if trial == 0:
+        os._exit(0)
+    os.waitpid(trial, 0)
+    gc.collect()
+    gc.freeze()  # so that the workers' garbage collections leave the shared pages as they are
+    return len(os.listdir("/proc/self/task")) == 1
+
+
+def _seed_anew() -> None:
+    import numpy as np
+    from mindspore.common import generator
+
+    np.random.seed()
+    generator.default_generator._seed.set_data(generator._random_seeded_generator()._seed)
+
+
+def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Fork a worker for each request. Only workers return, each with its request and descriptors."""
+    while True:
+        text, fds, _, _ = socket.recv_fds(channel, _MAX_MESSAGE, 3)
+        if not text:
+            os._exit(0)
+        ours, workers = os.pipe()
+        between = os.fork()
+        if between == 0:
+            if os.fork():
+                os._exit(0)
+            os.setpgid(0, 0)
+            os.write(workers, str(os.getpid()).encode())
+            for fd in (ours, workers, channel.detach()):
+                os.close(fd)
+            return json.loads(text), fds
+        os.waitpid(between, 0)
+        channel.send(os.read(ours, 16))
+        for fd in (ours, workers, *fds):
+            os.close(fd)
+
+
+def _become_worker(request: dict[str, Any], fds: list[int], name: bytes) -> None:
+    stdout, stderr, gate = fds
+    if not os.read(gate, 1):
+        os._exit(1)
+    _libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    if os.getppid() != request["supervisor"]:  # the supervisor was killed before the line above ran
+        os._exit(1)
+    _libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    for fd in fds:
+        os.close(fd)
+    if request["cores"]:
+        # This fails if the cpuset has just been changed. The worker then runs on any core.
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, request["cores"])
+    for variable, value in request["environment"].items():
+        if value is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = value
+    _seed_anew()
+
+
+def _run(is_module: bool, program: list[str]) -> None:
+    """Run the program as the module `__main__`, as the interpreter does."""
+    main = types.ModuleType("__main__")
+    if is_module:
+        spec = importlib.util.find_spec(program[0])
+        if spec is None or spec.loader is None:
+            sys.exit(f"{sys.executable}: No module named {program[0]}")
+        path = str(spec.origin)
+        sys.argv[0] = path
+        code = spec.loader.get_code(program[0])  # type: ignore[attr-defined]
+        main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
+        main.__dict__["__cached__"] = spec.cached
+    else:
+        path = os.path.abspath(program[0])
+        main.__loader__ = SourceFileLoader("__main__", path)
+        main.__dict__["__cached__"] = None
+        with open(path, "rb") as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+    main.__file__ = path
+    main.__dict__["__builtins__"] = builtins
+    main.__dict__["__annotations__"] = {}
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
+
+
+def _hide_own_frames() -> None:
+    """Leave this file out of the traceback of an exception that ends the program."""
+    show = sys.excepthook
+
+    def without_own(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        show(kind, error.with_traceback(trace), trace)
+
+    sys.excepthook = without_own
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    with open("/proc/self/comm", "rb") as file:
+        name = file.read().strip()
+    _libc.prctl(_PR_SET_NAME, _NAME.encode(), 0, 0, 0)
+    shown = _CommandLine()
+    shown.show([_NAME])
+    channel = socket.socket(fileno=settings["channel"])
+    sys.argv = list(settings["program"])
+    sys.orig_argv = [*settings["python"], *(["-m"] if settings["is_module"] else []), *sys.argv]
+    sys.path[0] = settings["folder"]
+    try:
+        if not _preload():
+            os._exit(1)
+        channel.send(b"ready")
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        os.close(silent)
+        request, fds = _serve(channel)
+    except BaseException:  # the supervisor then starts the workers as usual
+        os._exit(1)
+    _become_worker(request, fds, name)
+    shown.show(sys.orig_argv)
+    _hide_own_frames()
+    _run(settings["is_module"], settings["program"])
+
+
+if __name__ == "__main__":
+    main()

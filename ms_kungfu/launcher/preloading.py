@@ -1,0 +1,123 @@
+"""Decide whether the workers of a program can be forked from a process that has already imported MindSpore.
+
+`import mindspore` takes about a second of processor time. The fork server (`agent/fork_server.py`) imports MindSpore
+once for all workers of a host, so a forked worker starts without this second. The program must not notice that. In
+particular, MindSpore reads environment variables while it is imported, so a program may set a variable first. A program
+is therefore forked only if these conditions hold, and is otherwise started as usual:
+
+1. The command is a Python interpreter with a script, or with a module in the current folder. Only flags that don't
+   change where Python finds modules precede the script.
+2. The script imports MindSpore at its top, and only a docstring and other imports come before.
+3. Before MindSpore, the script imports only the standard library, NumPy, ms_kungfu, and modules of its own folder. None
+   of these own modules contains a word that could mean that it changes the process (`_CHANGES`).
+4. The environment sets nothing that MindSpore opens for each process while it is imported (`_OPENS`).
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_CHANGES = re.compile(r"environ|putenv|setenv|CDLL|dlopen|affinity|rlimit|start_method|\bfork\b|signal|sys\.path")
+_OPENS = ("GLOG_log_dir", "GLOG_logtostderr", "PYTHONINSPECT", "PYTHONSAFEPATH")
+_OTHERS = ("numpy", "ms_kungfu")
+_FLAG = re.compile(r"-[uOBbq]+")
+_FLAGS_WITH_VALUE = ("-W", "-X")
+
+
+@dataclass(frozen=True)
+class Preloading:
+    """A command whose workers can be forked.
+
+    `python`: the interpreter and its flags. `program`: the script or, after `-m`, the module, and its arguments.
+    `folder`: the first entry of the program's `sys.path`.
+    """
+
+    python: tuple[str, ...]
+    is_module: bool
+    program: tuple[str, ...]
+    folder: str
+
+
+def preloading_of(command: Sequence[str], environ: Mapping[str, str]) -> Preloading | None:
+    """Return how to fork the workers of a command, or None if they have to be started as usual."""
+    if not re.fullmatch(r"python(3(\.\d+)?)?", os.path.basename(command[0])) or any(map(environ.get, _OPENS)):
+        return None
+    words = list(command[1:])
+    flags = []
+    while words and (_FLAG.fullmatch(words[0]) or words[0] in _FLAGS_WITH_VALUE):
+        taken = 2 if words[0] in _FLAGS_WITH_VALUE else 1
+        flags += words[:taken]
+        del words[:taken]
+    is_module = words[:1] == ["-m"]
+    words = words[is_module:]
+    if not words or words[0].startswith("-"):
+        return None
+    try:
+        folder = os.getcwd() if is_module else os.path.dirname(os.path.realpath(words[0]))
+        path = Path(folder, *words[0].split(".")).with_suffix(".py") if is_module else Path(words[0])
+        if path.suffix == ".py" and path.is_file() and _Source(Path(folder)).imports_mindspore_first(path):
+            return Preloading((command[0], *flags), is_module, tuple(words), folder)
+    except (OSError, SyntaxError, ValueError):
+        pass
+    return None
+
+
+class _Source:
+    """The source of a program and of its own modules, which are the modules in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: set[Path] = set()
+
+    def imports_mindspore_first(self, script: Path) -> bool:
+        """Return whether the script imports MindSpore before it does anything that might matter to the import."""
+        for statement in ast.parse(script.read_bytes()).body:
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                continue
+            if not isinstance(statement, (ast.Import, ast.ImportFrom)):
+                return False
+            for name in _names(statement):
+                if name.split(".")[0] == "mindspore":
+                    return True
+                if not self._is_harmless(name):
+                    return False
+        return False
+
+    def _is_harmless(self, name: str) -> bool:
+        """Return whether the import of a module changes nothing that MindSpore's import depends on."""
+        top = name.split(".")[0]
+        if any(path.exists() for path in self._files(top)):
+            return all(self._is_harmless_file(path) for path in self._files(name) if path.is_file())
+        return top in (*_OTHERS, "mindspore") or top in getattr(sys, "stdlib_module_names", ())
+
+    def _is_harmless_file(self, path: Path) -> bool:
+        if path in self._seen:
+            return True
+        self._seen.add(path)
+        text = path.read_text()
+        if _CHANGES.search(text):
+            return False
+        statements = [each for each in ast.parse(text).body if isinstance(each, (ast.Import, ast.ImportFrom))]
+        return all(self._is_harmless(name) for each in statements for name in _names(each))
+
+    def _files(self, name: str) -> list[Path]:
+        """Return the files that an import of the module would run if the program's folder contains the module."""
+        parts = name.split(".")
+        packages = [self._folder.joinpath(*parts[: n + 1], "__init__.py") for n in range(len(parts))]
+        return [*packages, self._folder.joinpath(*parts).with_suffix(".py")]
+
+
+def _names(statement: ast.Import | ast.ImportFrom) -> list[str]:
+    """Return the modules that a statement may import. A relative import gets a name that no module has."""
+    if isinstance(statement, ast.Import):
+        return [each.name for each in statement.names]
+    if statement.level:
+        return ["."]
+    assert statement.module is not None
+    return [statement.module, *(f"{statement.module}.{each.name}" for each in statement.names)]
