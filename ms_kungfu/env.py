@@ -326,13 +326,6 @@ PRELOAD = Variable(
     "KUNGFU_PRELOAD", FLAG, True, "Whether workers share one [import](launcher.md#preloading) of MindSpore.", "user"
 )
 # The names that MindSpore uses, for programs that read them. MindSpore itself reads DEVICE_ID.
-PRELOAD = Variable(
-    "KUNGFU_PRELOAD",
-    FLAG,
-    True,
-    "Whether workers share one import of MindSpore ([when](launcher.md#preloading)).",
-    "user",
-)
 RANK_ID = Variable("RANK_ID", NUMBER, 0, "The worker's rank when it started.")
 RANK_SIZE = Variable("RANK_SIZE", NUMBER, 1, "The cluster size when the worker started.")
 LOCAL_RANK = Variable(

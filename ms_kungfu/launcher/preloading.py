@@ -10,7 +10,8 @@ is therefore forked only if these conditions hold, and is otherwise started as u
 2. The script imports MindSpore at its top, and only a docstring and other imports come before.
 3. Before MindSpore, the script imports only the standard library, NumPy, ms_kungfu, and modules of its own folder. None
    of these own modules contains a word that could mean that it changes the process (`_CHANGES`).
-4. The environment sets nothing that MindSpore opens for each process while it is imported (`_OPENS`).
+4. The environment has no variable for which the moment of the import matters (`_FORBIDDEN`): log files that each
+   process opens while it imports MindSpore, and threads that OpenMP binds to the cores that the process has then.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CHANGES = re.compile(r"environ|putenv|setenv|CDLL|dlopen|affinity|rlimit|start_method|\bfork\b|signal|sys\.path")
-_OPENS = ("GLOG_log_dir", "GLOG_logtostderr", "PYTHONINSPECT", "PYTHONSAFEPATH")
+_FORBIDDEN = (
+    "GLOG_log_dir",
+    "GLOG_logtostderr",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "OMP_PLACES",
+    "OMP_PROC_BIND",
+    "PYTHONINSPECT",
+    "PYTHONSAFEPATH",
+)
 _OTHERS = ("numpy", "ms_kungfu")
 _FLAG = re.compile(r"-[uOBbq]+")
 _FLAGS_WITH_VALUE = ("-W", "-X")
@@ -46,7 +56,7 @@ class Preloading:
 
 def preloading_of(command: Sequence[str], environ: Mapping[str, str]) -> Preloading | None:
     """Return how to fork the workers of a command, or None if they have to be started as usual."""
-    if not re.fullmatch(r"python(3(\.\d+)?)?", os.path.basename(command[0])) or any(map(environ.get, _OPENS)):
+    if not re.fullmatch(r"python(3(\.\d+)?)?", os.path.basename(command[0])) or any(map(environ.get, _FORBIDDEN)):
         return None
     words = list(command[1:])
     flags = []

@@ -57,12 +57,10 @@ class _CommandLine:
 def _preload() -> bool:
     """Import MindSpore. Return whether workers can be forked now."""
     import mindspore  # noqa: F401
-    from mindspore.common import generator
 
     with contextlib.suppress(ImportError):  # ms_kungfu imports it in each worker
         import msgspec  # noqa: F401
-    if not hasattr(generator, "_random_seeded_generator"):  # `_seed_anew` needs it
-        return False
+    _seed_anew()  # fails with a MindSpore whose generator is different
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python's warning about a fork beside other threads
         trial = os.fork()

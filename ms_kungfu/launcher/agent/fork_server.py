@@ -9,7 +9,6 @@ If anything about the fork server fails, the supervisor starts the workers as us
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
@@ -20,12 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable
 
 from ms_kungfu import env
+from ms_kungfu._run_time import run_time
 from ms_kungfu.broker_protocol import close_all
 
 if TYPE_CHECKING:
     from ms_kungfu.launcher.preloading import Preloading
 
 _PROGRAM = Path(__file__).with_name("fork_program.py")
+_READY_S = 60.0
 _ANSWER_S = 10.0
 _OF_ONE_WORKER = frozenset(
     each.name
@@ -34,7 +35,8 @@ _OF_ONE_WORKER = frozenset(
     or each in (env.RANK_ID, env.RANK_SIZE, env.PLAIN_RANK, env.WORLD_SIZE, env.PLAIN_LOCAL_RANK)
     or each in (env.LOCAL_WORLD_SIZE, env.DEVICE_ID)
 )
-_OF_DEVICES = (env.CUDA_VISIBLE_DEVICES.name, env.ASCEND_RT_VISIBLE_DEVICES.name)
+# If the launcher sets one of these for a worker, the import of MindSpore may depend on the worker.
+_READ_AT_IMPORT = (env.CUDA_VISIBLE_DEVICES.name, env.ASCEND_RT_VISIBLE_DEVICES.name, env.MSRUN_SIZE.name)
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,15 @@ class ForkServer:
         self._channel: socket.socket | None = None
         self._kind: tuple[dict[str, str], int] | None = None  # what all workers of this process have in common
         self._is_ready = False
+        self._ready_until = 0.0
         self.waiting: list[Start] = []
         """The workers that wait until MindSpore has been imported."""
 
-    def fileno(self) -> int | None:
-        """Return a descriptor that is readable when `is_ready` may return something new, or None."""
-        return None if self._channel is None or self._is_ready else self._channel.fileno()
+    def news(self) -> tuple[int, float] | None:
+        """Return when `is_ready` may return something new: if a descriptor is readable, or after a time in seconds."""
+        if self._channel is None or self._is_ready:
+            return None
+        return self._channel.fileno(), max(0.0, self._ready_until - run_time())
 
     @property
     def is_alive(self) -> bool:
@@ -81,7 +86,7 @@ class ForkServer:
 
     def take(self, start: Start) -> bool:
         """Return whether the fork server will start this worker. If so, the worker is in `waiting` now."""
-        if self._preloading is None or any(name in start.changes for name in _OF_DEVICES):
+        if self._preloading is None or any(start.changes.get(name) for name in _READ_AT_IMPORT):
             return False
         shared = {name: value for name, value in start.environment().items() if name not in _OF_ONE_WORKER}
         kind = shared, len(start.cores)
@@ -114,7 +119,7 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 preexec_fn=self._prepare(first.cores),
             )
-            self._channel = ours
+            self._channel, self._ready_until = ours, run_time() + _READY_S
         except (OSError, subprocess.SubprocessError):
             ours.close()
         theirs.close()
@@ -122,10 +127,13 @@ class ForkServer:
     def is_ready(self) -> bool:
         """Return whether the fork server can fork workers now. If it has failed, `is_alive` is false from now on."""
         if self._channel is not None and not self._is_ready:
-            with contextlib.suppress(BlockingIOError):
+            try:
                 self._is_ready = self._receive(socket.MSG_DONTWAIT) == b"ready"
-                if not self._is_ready:
-                    self.give_up()
+                failed = not self._is_ready
+            except BlockingIOError:  # MindSpore is still being imported
+                failed = run_time() >= self._ready_until
+            if failed:
+                self.give_up()
         return self._is_ready
 
     def fork(self, start: Start) -> tuple[int, int] | None:

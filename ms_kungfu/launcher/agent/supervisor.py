@@ -270,15 +270,15 @@ class _SupervisorProcess:
                             os.unlink(path)
 
     def _serve_once(self, selector: selectors.BaseSelector, wake: socket.socket) -> bool:
-        forks = self._forks.fileno()
-        if forks is not None:
-            selector.register(forks, selectors.EVENT_READ)
-        for key, _ in selector.select():
+        news = self._forks.news()
+        if news is not None:
+            selector.register(news[0], selectors.EVENT_READ)
+        for key, _ in selector.select(news and news[1]):
             if key.fileobj is wake:
                 with contextlib.suppress(BlockingIOError):
                     wake.recv(4096)
-        if forks is not None:
-            selector.unregister(forks)
+        if news is not None:
+            selector.unregister(news[0])
         self._reap()
         self._start_waiting()
         try:
