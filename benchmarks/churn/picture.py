@@ -45,7 +45,8 @@ def draw(found: Sequence[Cell], path: Path, about: str) -> None:
             at.spines[["top", "right"]].set_visible(False)
         left.set_ylim(0, 1.05)
         right.set_yscale("log")
-        left.legend(fontsize=8, frameon=False)
+        if left.lines:
+            left.legend(fontsize=8, frameon=False)
     figure.supxlabel(about, fontsize=8, color="#7b8794", x=0.995, ha="right")
     temporary = path.with_suffix(".new.png")
     figure.savefig(temporary)
