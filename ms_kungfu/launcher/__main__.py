@@ -1,9 +1,10 @@
-"""The entry point of kungfu-run. If the user presses Ctrl-C while modules are loaded, it ends without a traceback."""
+"""The entry point of kungfu-run. If the user presses Ctrl-C during the imports, kungfu-run ends without a traceback."""
 
 import signal
 import sys
 
-_IS_DEFAULT = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # if not, the caller ignores or handles it
+# False if SIGINT is ignored or has another handler.
+_IS_DEFAULT = signal.getsignal(signal.SIGINT) is signal.default_int_handler
 if _IS_DEFAULT:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -60,7 +60,7 @@ def divide(cores: Sequence[int], workers: int) -> list[list[int]]:
 def spread(cores: Sequence[int], workers: int, each: int) -> list[list[int]]:
     """Give each worker `each` cores. Return each worker's share. Shares are as far apart as possible.
 
-    If there are too few cores, workers share them evenly. A worker never gets more cores than there are.
+    If there are too few cores, workers share them evenly. A worker gets at most all cores of the host.
 
     >>> spread([0, 1, 2, 3, 4, 5], 2, 2)
     [[0, 1], [3, 4]]
@@ -85,9 +85,9 @@ class Shares(Struct):
     def of(self, workers: int) -> list[list[int]]:
         """Return the share of each of `workers` workers.
 
-        If there are enough free cores, the shares contain only free cores. If there are too few and `each` is None, all
-        cores are divided among the workers. If `each` is set, the workers use the free cores, and as many taken cores
-        as they need in addition.
+        If there are enough free cores, the shares contain only free cores. If there are too few and `each` is None,
+        all cores are divided among the workers. If `each` is set, the workers use the free cores, and then as many
+        taken cores as they still need.
 
         >>> Shares([0, 1, 2, 3], 1, taken=[0]).of(2)
         [[1], [2]]

@@ -8,8 +8,8 @@ The end that opens the connection sends first. So each end learns from the first
 end uses TLS. A TLS handshake begins with byte 22. An unencrypted message begins with byte 0, because its length is
 small. If only one end uses TLS, the called end sends an unencrypted error message, and both ends report an error.
 
-An unencrypted connection never reads ahead, because another owner may take the connection over at the exact byte at
-which the messages end. If TLS has read ahead, the new owner gets these bytes together with the connection.
+An unencrypted connection never reads ahead, because a new owner may take over the connection exactly after the last
+message. If TLS has read ahead, the new owner gets these bytes together with the connection.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 MAX_STRANGERS_BYTES = 4 * 1024
 _MAX_BYTES = 8 * 1024 * 1024  # large enough for an environment and a cluster of thousands of workers
 _MAX_QUEUED_BYTES = 4 * _MAX_BYTES
-# A host that is switched off doesn't answer. The kernel of a running host answers even if all processes are stopped.
+# Time limit for an answer from the other host's kernel, which answers even if all processes of the host are stopped.
 _SILENT_S = 10
 TCP_RTO_MAX_MS = 44  # a Linux option that the `socket` module doesn't define
 _HEAR_OUT_S = 1.0  # time for the other end to read why it was rejected
@@ -110,7 +110,7 @@ class Stream:
         return self._socket.send(self._going)
 
     def _is_idle(self) -> bool:
-        """Return whether there is nothing left to send, or nothing that can be sent."""
+        """Return whether all data has been sent, or no data can be sent now."""
         return not self._going and not self._queue
 
     async def flushed(self) -> None:
@@ -204,7 +204,7 @@ class Channel(Stream):
         return str(self._socket.getsockname()[0])
 
     def set_silence(self, seconds: float | None) -> None:
-        """Set after how many seconds without an answer from the other host's kernel the connection ends.
+        """End the connection after `seconds` without an answer from the other host's kernel.
 
         If `seconds` is None, the kernel's defaults apply.
         """

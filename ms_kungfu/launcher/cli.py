@@ -45,7 +45,7 @@ _LOG_CLOSE_S = 1.0  # time to write the last lines to that file
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
-    Returns: The exit status. If a worker has failed, that is the status of the first worker that failed (128 + n if
+    Returns: The exit status. If a worker has failed, it is the status of the first worker that failed (128 + n if
     signal n killed it). It is 124 after -timeout, 128 + n if signal n interrupted the job, 2 for a wrong command line,
     and 1 if the job can't start. Otherwise, it is 0.
     """
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def command(name: str) -> Callable[[list[str]], int]:
-    """Return a command's function. A job doesn't load the modules of commands."""
+    """Return a command's function. The modules are imported here, so that a job doesn't load them."""
     from ms_kungfu.launcher.commands import evict, resize
     from ms_kungfu.launcher.dashboard.report import report
     from ms_kungfu.launcher.explain_command import explain
@@ -95,7 +95,7 @@ def _run(options: Options) -> int:
     os.close(descriptor)
     if options.in_slurm:  # Slurm sends SIGUSR1 to all processes of the step, and by default SIGUSR1 kills the workers
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    # Fork the supervisor before any thread exists, and before the imports below, so that it stays small.
+    # Fork the supervisor before any thread exists, and before the imports below, so that the supervisor stays small.
     supervisor = Supervisor.fork(options.command)
     try:
         from ms_kungfu.launcher.agent.agent import Agent
@@ -104,8 +104,8 @@ def _run(options: Options) -> int:
 
         set_process_name(PROGRAM)
         raise_descriptor_limit()  # after the fork, so that the workers keep the user's limit
-        # During a change of the cluster, each worker waits until the launcher has answered all workers. For that,
-        # Python's default switch interval of 5 ms is too long.
+        # During a change of the cluster, each worker waits until the launcher has answered all workers. Python's
+        # default switch interval of 5 ms would delay these answers.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         _create_log_folder(options.logdir)
         output = Output(
@@ -143,7 +143,7 @@ def _create_log_folder(folder: Path | None) -> None:
 
 
 class _ToOutput(logging.Handler):
-    """Write the launcher's log to stderr, in the right order among the output of the workers."""
+    """Write the launcher's log to stderr, in the right order relative to the workers' output."""
 
     def __init__(self, output: Output) -> None:
         super().__init__()

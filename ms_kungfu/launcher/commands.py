@@ -30,7 +30,8 @@ _LOOK_S = 2.0  # time limit for a job's answer
 def resize(arguments: Sequence[str]) -> int:
     """Resize a running job.
 
-    Exit status: 0 if the config server has the new size, 1 if it couldn't be written, 2 for a wrong command line.
+    Exit status: 0 if the config server has the new size, 1 if the size couldn't be written, 2 for a wrong command
+    line.
     """
 
     return _main(
@@ -74,7 +75,7 @@ def _without(rank: int, peer: str = "") -> Callable[[Cluster], Cluster | str]:
     """Return a function that takes the current cluster and returns the next one.
 
     The function may be called again if another client has written a cluster first. It then removes the worker that had
-    the rank in its first call, even if another worker has the rank by now.
+    the rank in the first call, even if another worker has the rank by now.
     (`test_evicted_worker_stays_the_same_if_ranks_shift`.)
     """
     leaver: PeerID | None = None
@@ -131,12 +132,13 @@ def _main(
     parser = FlagParser(
         program,
         f"{program} {what} [JOB] [flags]",
-        f"{description} JOB is the process ID of a kungfu-run on this machine or the URL of a config server; by "
-        "default the only job of this user here.",
+        f"{description} JOB is the process ID of a kungfu-run on this machine or the URL of a config "
+        "server; by default your only job on this machine.",
     )
     parser.flag(
         "config-server",
-        "URL of the job's config server (default: $KUNGFU_CONFIG_SERVER, else that of your only job here)",
+        "URL of the job's config server (default: $KUNGFU_CONFIG_SERVER, else the server of your only job "
+        "on this machine)",
         metavar="URL",
     )
     parser.flag("secret-file", "file with the job's secret, if the job was started on another machine", metavar="FILE")

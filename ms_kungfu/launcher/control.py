@@ -29,9 +29,9 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _MAX_TOLD = 256  # the maximum number of addresses for which rejected connections are logged
 _CALL_RETRY_S = 0.2
-# If no packet is answered, the caller has to report that. Within this time, the kernel sends the first packet 3 times.
+# If no packet is answered within this time, the call fails. The kernel sends the first packet 3 times in this time.
 _CONNECT_S = 5.0
-_SOMEBODY = "another listener"  # a program that answers, but not like a launcher
+_SOMEBODY = "another listener"  # a program that isn't a launcher
 
 
 class RefusedError(Exception):
@@ -39,7 +39,7 @@ class RefusedError(Exception):
 
 
 class NoAnswerError(OSError):
-    """No launcher answers at the address. `why`: the last error that says more than that a time limit is over."""
+    """No launcher answers at the address. `why`: the last error other than a timeout."""
 
     def __init__(self, host: str, port: int, why: str) -> None:
         super().__init__(f"no answer from {host}:{port}: {why}")
@@ -49,8 +49,8 @@ class NoAnswerError(OSError):
 def reason_of(error: Exception, before: str = "") -> str:
     """Return a short reason for the failure of a call.
 
-    `before`: the reason for the failure of the previous call. It is returned if this call only failed because of a time
-    limit, because it says more than that.
+    `before`: the reason for the failure of the previous call. It is returned if this call failed only because of a
+    time limit, which would explain less.
     """
     number = getattr(error, "errno", None) or 0  # error codes of name resolution are negative
     return os.strerror(number) if number > 0 else str(error) or before or "timed out"
@@ -64,7 +64,7 @@ def remedy_for(why: str, port: int) -> str:
 
 
 async def addresses_of(machine: Machine, host: str, port: int) -> list[tuple[int, Any]]:
-    """Return the family and address of each address of `host`. Raises OSError if there is none."""
+    """Return all addresses of `host`, each with its address family. Raises OSError if there is none."""
 
     def look_up(flags: int = 0) -> list[tuple[int, Any]]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
@@ -123,7 +123,7 @@ async def call_once(machine: Machine, own: str, host: str, port: int, secret: by
         connection = machine.make_socket(family)
         connection.setblocking(False)
         try:
-            if family in sources:  # use the network of the job, and the name that the other hosts know
+            if family in sources:  # connect from the address that the other hosts know
                 connection.bind(sources[family])
             await within(_CONNECT_S, asyncio.get_running_loop().sock_connect(connection, address))
         except asyncio.TimeoutError:
@@ -151,7 +151,7 @@ async def call_once(machine: Machine, own: str, host: str, port: int, secret: by
         except (OSError, ProtocolError):
             channel.close()
             raise
-        # A message has caused an error that isn't expected. Reject the connection, as after a malformed message.
+        # A message has caused an unexpected error. Reject the connection, as after a malformed message.
         except Exception as error:
             channel.close()
             _log.error(
@@ -176,7 +176,7 @@ def _tls_end(context: TlsContext | None, called: bool, name: str) -> TlsEnd | No
 class ControlServer(Server[AnyChannel]):
     """Listen on this host's address from `start` to `close`.
 
-    `serve` is called with each authenticated connection, and with each connection within this process. It returns
+    `serve` is called with each authenticated connection, and with each connection within this process. `serve` returns
     whether another owner has taken the connection over.
     """
 

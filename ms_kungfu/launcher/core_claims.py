@@ -9,8 +9,8 @@ launchers may hold the same core.
    descriptor. (`test_killed_launcher_releases_its_cores`.)
 
 2. If two launchers start at the same moment, the second one sees the claim of the first one. Each launcher locks the
-   whole file before its query, until it has claimed the cores of its first workers. The controller computes these
-   cores with the same function (`Shares.of`) from the same input.
+   whole file before its query, and unlocks it after it has claimed the cores of its first workers. The controller
+   computes these cores with the same function (`Shares.of`) from the same input.
    (`test_launchers_at_one_moment_take_different_cores`.)
 
 3. If a stopped launcher holds the lock of the whole file, another launcher waits for at most `_LOCK_S`. After that, two
@@ -42,7 +42,7 @@ _FLOCK = struct.Struct("hhqqi4x")
 
 
 class CoreClaims:
-    """The cores that a job has claimed on this host. The claim ends with this object. Use it in the agent's event loop.
+    """The cores that a job has claimed on this host. The claim ends when this object is destroyed.
 
     `allowed()` returns the cores that this process may use. `quota()` returns the limit of the process's control group.
     `directories`: folders in which the file may be; the first usable folder is used. If no folder is usable, the cores

@@ -1,9 +1,9 @@
 """Choose the widest vector instructions that MindSpore's convolutions may use, the same for all workers of a job.
 
 oneDNN prepares a convolution at each launch. With AVX-512, the preparation can take 50 times as long as with AVX2
-(docs/troubleshooting.md). ``-cpu-isa auto`` measures both once for each processor and MindSpore version, and stores the
-result in the user's cache. Each host reports its level when it registers with the controller. The controller limits all
-workers to the lowest level of all hosts.
+(docs/troubleshooting.md). ``-cpu-isa auto`` measures both levels once for each processor and MindSpore version, and
+stores the result in the user's cache. Each host reports its level when it registers with the controller. The
+controller limits all workers to the lowest level of all hosts.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def settle(hosts: Mapping[str, CpuIsa | None]) -> str | None:
 
 
 def other_instructions(name: str, isa: CpuIsa | None, cap: str | None, own: CpuIsa | None) -> str:
-    """Return a warning if a joining host lacks vector instructions that the job's workers use, or "" if it doesn't."""
+    """Return a warning if a joining host lacks vector instructions that the job's workers use, or "" if it has them."""
     used = cap or (own.native if own is not None else "")
     if isa is None or not used or _cpu_isa.common((used, isa.native)) == used:
         return ""

@@ -58,9 +58,9 @@ class Devices(Struct, frozen=True):
     def choose(self, staying: Sequence[int], leaving: Sequence[int]) -> int:
         """Return the index (0 or more) of the device for a new worker.
 
-        `staying` and `leaving`: the index of each worker's device. The chosen device is used by the fewest staying
-        workers. If there are several such devices, it is the one with the fewest leaving workers, and then the one with
-        the lowest index. If there are no devices, each worker gets an index of its own.
+        `staying` and `leaving`: the device indices of the staying and of the leaving workers. The chosen device is
+        used by the fewest staying workers. If there are several such devices, it is the one with the fewest leaving
+        workers, and then the one with the lowest index. If there are no devices, each worker gets an index of its own.
         """
         places = len(self.each) or len(staying) + len(leaving) + 1
         return min(range(places), key=lambda place: (staying.count(place), leaving.count(place), place))
@@ -82,8 +82,8 @@ def find(environ: Mapping[str, str], nodes: Collection[str], *, host: str, singl
     """Return the devices that a job on this host may use.
 
     `nodes`: the names of the files in /dev. `host`: this host's name in the cluster. `single`: true if the job will
-    never have more than one worker. `allow_nvlink`: true if each worker sees all GPUs, and DEVICE_ID names its own GPU.
-    Without that, with CUDA before 10.1, NCCL finds no NVLink to a GPU that its process doesn't see.
+    never have more than one worker. `allow_nvlink`: true if each worker sees all GPUs, and DEVICE_ID names its own
+    GPU. If it is false, NCCL with CUDA before 10.1 finds no NVLink to GPUs that its process doesn't see.
 
     Raises DeviceListError and RankTableError.
     """

@@ -2,9 +2,9 @@
 
 If the command fails on one host, kungfu-distribute ends it on all hosts. But if the command, or a script that it runs,
 starts kungfu-run on these hosts, kungfu-run decides what happens when the command ends on one host. With -w, the other
-hosts continue. So a failure ends all hosts only if no job has begun yet. The kungfu-run on the head node reports that
-the job has begun to the shell on its host (KUNGFU_DISTRIBUTE_SHELL). That shell prints a marker among the command's
-output.
+hosts continue. So a failure ends the command on all hosts only if no job has begun yet. When a job begins, the
+kungfu-run on the head node notifies the shell on its host (KUNGFU_DISTRIBUTE_SHELL). That shell prints a marker among
+the command's output.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from ms_kungfu.launcher.state.hosts import Host, parse_hosts, read_hostfile
 from ms_kungfu.launcher.state.policy import EXIT_TIMEOUT
 
 PROGRAM = "kungfu-distribute"
-# ssh must not ask questions, because no user can answer them. With these options it notices a failed host within 15 s.
+# ssh must not ask questions, because no user can answer them. With these options, ssh notices a failed host within 15
+# s.
 _SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
 _SSH += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
 _SSH_FAILED = 255
@@ -48,8 +49,8 @@ _NO_FLAGS = {
     "np": "use kungfu-run's own flag: kungfu-distribute -H ... kungfu-run -np N python train.py",
 }
 # The shell of each host runs this script. A process doesn't notice when the ssh that started it has ended. So a helper
-# process waits for the end of standard input, and then signals the shell. The shell hasn't reaped the command before
-# that, so the command's PID can't have been reused.
+# process waits for the end of standard input, and then signals the shell. Until then, the shell hasn't reaped the
+# command, so the command's PID can't have been reused.
 _SCRIPT = """\
 IFS= read -r secret
 [ -z "$secret" ] || export KUNGFU_JOB_SECRET="$secret"
@@ -98,12 +99,14 @@ def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
         _NO_FLAGS,
     )
     parser.flag("H", "the hosts, as in kungfu-run -H; ssh connects to the public address", type=parse_hosts)
-    parser.flag("hostfile", "the hosts from a file instead", type=read_hostfile, metavar="FILE")
-    parser.flag("u", "user to log in as (default: ssh's)", type=_user, metavar="USER")
+    parser.flag("hostfile", "file with the hosts, instead of -H", type=read_hostfile, metavar="FILE")
+    parser.flag("u", "user to log in as (default: ssh's default)", type=_user, metavar="USER")
     parser.flag(
         "dir", "folder to start in, on each host (default: the current folder)", default=os.getcwd(), metavar="DIR"
     )
-    parser.flag("timeout", "end the command everywhere after this time, with 124", type=duration, metavar="TIME")
+    parser.flag(
+        "timeout", "end the command on all hosts after this time, with exit status 124", type=duration, metavar="TIME"
+    )
     parser.flag(
         "secret-file", "file with the job's secret (default: $KUNGFU_JOB_SECRET, else a new one)", metavar="FILE"
     )
@@ -157,7 +160,8 @@ def script_for(command: Sequence[str], folder: str, hosts: Sequence[Host] = ()) 
 def _in_any_shell(script: str) -> str:
     """Return the script with escapes for printf.
 
-    The result contains only characters that csh doesn't change in quotes. csh accepts neither a line end nor `!` there.
+    The result contains only characters that csh doesn't change in quotes. In quotes, csh accepts neither a line end
+    nor `!`.
     """
     return re.sub(rb"[^A-Za-z0-9 ./_=-]", lambda found: b"\\0%03o" % found[0][0], os.fsencode(script)).decode()
 
@@ -174,7 +178,7 @@ class _Distribution:
         self._ssh: dict[Host, Process] = {}
         self._why = ""
         self._code = 0
-        self._hurries = False  # true: end the hosts immediately
+        self._hurries = False  # true: end the command on all hosts immediately
 
     async def run(self) -> int:
         # Python 3.9 binds an event to the loop of the thread that makes it.
@@ -215,7 +219,7 @@ class _Distribution:
         return failed(PROGRAM, self._why, self._code) if self._why else 0
 
     def _end(self, why: str, code: int, hurries: bool = False) -> None:
-        """End the command on all hosts. If this is called again, only the first reason is reported."""
+        """End the command on all hosts. If this function is called again, only the first reason is reported."""
         if self._hurries and hurries:
             self._hurry.set()
         if not self._over.is_set():
@@ -224,7 +228,8 @@ class _Distribution:
 
     async def _on(self, host: Host) -> None:
         login = ["-l", self._flags.u] if self._flags.u else []
-        # Start ssh in a new session, so that Ctrl-C reaches only this program, which ends the hosts itself.
+        # Start ssh in a new session, so that Ctrl-C reaches only this program, which ends the command on all hosts
+        # itself.
         try:
             process = await asyncio.create_subprocess_exec(
                 *_SSH, *login, "--", host.login, self._script,
@@ -248,7 +253,7 @@ class _Distribution:
         )
         code = await process.wait()
         if code == _SSH_FAILED:
-            code, why = 1, f"ssh to {host.login} failed, or its connection ended (code {_SSH_FAILED}, see its lines)"
+            code, why = 1, f"ssh to {host.login} failed, or its connection ended (code {_SSH_FAILED}; see its output)"
         else:
             code = code if code >= 0 else 128 - code
             why = f"the command exited with code {code} on {host.name}"

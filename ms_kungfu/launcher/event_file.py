@@ -3,8 +3,8 @@
 1. The event loop only appends lines to a list in memory. The thread never holds the list's lock during a system call.
    So a disk that hangs, or a FIFO that no process reads, blocks only the thread. (`test_hung_disk_blocks_no_caller`.)
 
-2. The list is bounded. When it has `_MAX_QUEUED_BYTES`, the disk has accepted no line for minutes, and writing stops
-   for good.
+2. The list is bounded. When it reaches `_MAX_QUEUED_BYTES`, the disk has accepted no line for minutes, and writing
+   stops for good.
 
 3. Writing also stops for good after the first error. As a result, a full disk causes only one line in the launcher's
    log. If the disk allows truncation, the file then ends with a whole line.
@@ -14,8 +14,8 @@
 4. The thread locks the file. A job never replaces the log of another running job, and never appends to it.
    (`test_log_of_a_running_job_is_left_to_it`.)
 
-5. The same thread writes the report after the last line. If that fails or takes too long, the job ends without the
-   report. (`test_report_that_fails_costs_one_line`.)
+5. The same thread writes the report after the last line. If writing the report fails or takes too long, the job ends
+   without it. (`test_report_that_fails_costs_one_line`.)
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class EventFile:
     async def close(self, finish: Callable[[Path], None] | None = None) -> None:
         """Wait for up to `_CLOSE_S` seconds until the last lines are written.
 
-        The thread calls `finish` with the path of the file after the last line. Wait up to `_FINISH_S` seconds for it.
+        The thread calls `finish` with the path of the file after the last line. Wait up to `_FINISH_S` seconds for
+        this call.
         """
         loop = asyncio.get_running_loop()
         with self._news:
@@ -130,7 +131,7 @@ class EventFile:
         if not was_over:
             self._give_up(error.strerror or str(error))
         with self._news:
-            self._forget()  # after the line is logged, because `close` returns then
+            self._forget()  # after the warning is logged, because this lets `close` return
 
     def _open(self) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,8 @@ _PROGRAM = "kungfu-run explain"
 def explain(arguments: Sequence[str]) -> int:
     """Print what happened to a job.
 
-    Exit status: 0 if it is printed, 1 if an event log can't be read, 2 for a wrong command line.
+    Exit status: 0 if the explanation is printed, 1 if an event log can't be read, 2 for a wrong command
+    line.
     """
     parser = FlagParser(
         _PROGRAM,
@@ -83,7 +84,7 @@ def _read(path: Path) -> list[e.Event]:
 def _order_by_line(events: Sequence[e.Event]) -> None:
     """Correct the times of events if the host's clock was set back during the job.
 
-    Afterwards, no event has an earlier time than the event on the line before.
+    Afterwards, no event has an earlier time than the event on the previous line.
     """
     last, ahead_s = 0.0, 0.0
     for event in events:

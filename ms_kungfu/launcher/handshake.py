@@ -1,8 +1,8 @@
 """Both ends of a connection prove that they know the job's secret, before they send any other message.
 
-Each end sends a nonce, and then an HMAC-SHA256 with the secret as the key. Its input is a word that names the sender's
-role, followed by both nonces. Connections between hosts use other roles than connections between an agent and its
-workers. So a proof can't be reused by the other end, in another connection, or at another kind of server.
+Each end sends a nonce, and then an HMAC-SHA256 with the secret as the key. The HMAC's input is a word that names the
+sender's role, followed by both nonces. Connections between hosts use other roles than connections between an agent and
+its workers. So a proof can't be reused by the other end, in another connection, or at another kind of server.
 
 Until the proof is verified, a message may have at most `MAX_STRANGERS_BYTES`. If there is no secret (-no-secret), both
 ends use an empty key, which proves nothing. Without TLS, the messages after the proof are neither signed nor encrypted.
@@ -36,7 +36,7 @@ OF_A_WORKER = Roles("worker", "broker", "the job's broker has another secret (KU
 
 
 async def prove(channel: Stream, secret: bytes) -> None:
-    """Prove, as the host that calls another host, that this host knows the secret.
+    """Prove, as the calling host, that this host knows the secret.
 
     Workers use `broker_protocol.prove` instead.
     """
@@ -67,7 +67,7 @@ async def challenge(channel: Stream, secret: bytes, roles: Roles, proved: Callab
 
 
 async def _nonce_on(channel: Stream) -> str:
-    """Return the other end's nonce. Raises ProtocolError if it rejects this end, or uses another protocol."""
+    """Return the other end's nonce. Raises ProtocolError if that end rejects this end, or uses another protocol."""
     first = await channel.receive(m.NONCE, MAX_STRANGERS_BYTES)
     if isinstance(first, m.Error):
         raise ProtocolError(printable(first.error))

@@ -164,12 +164,12 @@ def settle_hosts(flags: Namespace, given: Collection[str]) -> None:
     if flags.hosts.is_several and flags.strategy == "SHM":
         raise UsageError("-strategy SHM: several hosts have no shared memory; leave -strategy out")
     for name in HOST_FLAGS:
-        if name not in ("nproc-per-node", "max_restarts"):  # other spellings of flags that have another name here
+        if name not in ("nproc-per-node", "max_restarts"):  # second spellings of other flags
             delattr(flags, name.replace("-", "_"))
 
 
 def _of_distribute() -> tuple[Host, ...] | None:
-    """Return the hosts on which kungfu-distribute has started this command, or None if it hasn't.
+    """Return the hosts on which kungfu-distribute has started this command, or None without kungfu-distribute.
 
     Without this list of hosts, each host would run a separate job.
     """
@@ -246,7 +246,7 @@ def _settle_torchruns(flags: Namespace) -> None:
 def _counted_here(what: str, host: str) -> int:
     """Count this host's cores or devices for --nproc-per-node.
 
-    If another host has a different number of them, its -np differs, and the head node rejects that host.
+    If another host counts a different number, its -np differs, and the head node rejects that host.
     """
     try:
         found = devices.find(os.environ, os.listdir("/dev"), host=host, single=False, allow_nvlink=False)
@@ -271,7 +271,7 @@ def _hosts_of(listed: tuple[Host, ...] | None, own: str | None, interface: str |
 
 
 def secret_of(flags: Namespace, is_several: bool) -> str | None:
-    """Return the secret that the user has given, or None. Raises UsageError if several hosts need one and lack it."""
+    """Return the secret that the user has given, or None. Raises UsageError if several hosts have none."""
     try:
         given = given_secret(flags.secret_file)
     except SecretError as error:

@@ -1,4 +1,4 @@
-"""Join a running job (``-join URL``): ask for the job's terms before the host registers, and answer such questions.
+"""Exchange the job's terms between a host that joins the running job (``-join URL``) and the controller.
 
 The head node sends the job's program and flags over a separate connection, which changes nothing on the head node. Then
 the joining host behaves like any other host: its launcher (`agent`) calls the controller. The launcher reports that the
@@ -8,7 +8,7 @@ The controller resolves each conflict in one place (`RemoteHosts._take_in`). It 
 state at that moment:
 
 - If two callers have the same name, the second one is rejected.
-- If the job ends in the meantime, it rejects the callers, or no longer answers.
+- If the job ends in the meantime, the controller rejects the callers, or no longer answers.
 - The failure of a host may be unnoticed when the host wants to join again, for example because its machine has
   restarted within -host-timeout. Until -host-timeout is over, the host is rejected as "a host of the job already".
 - A failure at the same time causes no conflict. Each write to the store is computed from the state that is known when
@@ -22,7 +22,7 @@ A host that comes back shares only its name with the failed host:
 - Cluster versions: versions that were known when the host came back refer to the failed host. They are never committed.
 
 If the former launcher still runs on the host, for example because the machine was suspended, the new launcher can't
-bind its port, because the former launcher has it.
+bind its port, because the former launcher still uses that port.
 """
 
 from __future__ import annotations
@@ -150,10 +150,10 @@ class _NoLeaderError(RefusedError):
 async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) -> tuple[PeerID, Host, m.Terms]:
     """Ask the controller for the job's terms. Return the controller's host, this host, and the terms.
 
-    If the controller can move to another host, it may just have failed. Then the next controller acquires the lease
-    when the lease expires. So this host reads the lease repeatedly until the lease's holder answers and isn't about to
-    leave the job. If the lease has no holder, the rule in `_head_of` applies. A job whose controller can't move writes
-    no snapshot, so an existing snapshot belongs to an earlier job.
+    If the job's controller can move to another host, the present one may just have failed. Then the next controller
+    acquires the lease when the lease expires. So this host reads the lease repeatedly until the lease's holder answers
+    and isn't about to leave the job. If the lease has no holder, the rule in `_head_of` applies. A job whose
+    controller can't move writes no snapshot, so an existing snapshot belongs to an earlier job.
     """
     loop = asyncio.get_running_loop()
     deadline, before = loop.time() + _LEADER_S, ""
@@ -174,7 +174,7 @@ async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) ->
                 f"{_LEADER_S:g} s; join again when it has left"
             )
         except RefusedError as error:
-            # A new leader that doesn't know yet that it leads answers that it doesn't control the job. So try again.
+            # A new leader may not know yet that it leads, and answer that it doesn't control the job. So try again.
             is_certain = not isinstance(error, _NoLeaderError) and not vacant and before in ("", holder)
             if not moves or is_certain:
                 raise
@@ -243,7 +243,7 @@ def _head_of(store: ClusterStore, cluster: Cluster) -> PeerID:
 
 
 def _own_host(request: JoinRequest, head: PeerID) -> Host:
-    """Return this host. By default, its name is the address from which it reaches the controller."""
+    """Return this host. By default, the host's name is the address from which it reaches the controller."""
     if request.own is not None:
         return request.own
     if request.interface is not None:
@@ -286,7 +286,7 @@ def options_from(terms: m.Terms, request: JoinRequest, own: Host) -> Options:
     ports = terms.ports and range(*terms.ports)
     hosts = Hosts((*listed, own), own.name, terms.head, terms.most, terms.placement, ports)
     if hosts.head_name not in hosts.names or hosts.is_head:
-        raise ValueError("the controller is another one")
+        raise ValueError("the terms name another controller")
     options = Options(
         tuple(map(os.fsdecode, terms.command)), watch=True, config_server=request.url, timeout_s=terms.left_s,
         hosts=hosts, joins=True, **flags,

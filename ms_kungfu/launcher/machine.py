@@ -93,7 +93,7 @@ class Machine:
     def claim_cores(self, pins: bool) -> CoreClaims:
         """Return an object that claims cores on this host for a job.
 
-        `pins`: whether the job pins its workers. If so, it prefers cores that no other job uses.
+        `pins`: whether the job pins its workers. If so, the object prefers cores that no other job uses.
         """
         return CoreClaims(self.allowed_cores, cpu_quota, own_directories() if pins else ())
 
@@ -147,7 +147,7 @@ class Machine:
     # ---- the broker, the cluster store ----
 
     def runtime(self) -> Any:
-        """Return the module that implements shared memory. Load it only now, because some launchers don't need it."""
+        """Return the module that implements shared memory. It is loaded here, because some launchers don't need it."""
         from ms_kungfu import _core
 
         return _core

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ms_kungfu._processes import descendants
 
-# For each cgroup version: the files that contain the limit and the usage, and the name of the reclaimable part of it.
+# For each cgroup version: the files with the limit and the usage, and the field for reclaimable memory in memory.stat.
 _CGROUP_2 = "memory.max", "memory.current", "inactive_file"
 _CGROUP_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 
@@ -55,7 +55,7 @@ def _memory_cgroups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str
 
 
 def taken_bytes(pid: int, proc: Path = Path("/proc")) -> int:
-    """Return how many bytes a process and its descendants use that another such process would use again.
+    """Return how many more bytes would be used by another process like this one, with its descendants.
 
     Only private pages count, not libraries and shared memory. Return 0 if the process has ended.
     """

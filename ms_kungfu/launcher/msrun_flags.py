@@ -67,7 +67,7 @@ def settle_words(flags: Namespace) -> None:
         if flags.size is not None:
             raise UsageError("-np and --worker_num both set the number of workers; give only one of them")
         flags.size = flags.worker_num
-    if flags.join is not None:  # with --msrun this is msrun's flag
+    if flags.join is not None:  # with --msrun, -join is msrun's flag
         try:
             waits = switch(flags.join)
         except ArgumentTypeError:

@@ -21,7 +21,7 @@ _MOST_ADDRESSES = 1024
 
 
 def addresses_of(name: str) -> list[str]:
-    """Return all addresses of a name. If `name` is an address, return only that. Return [] if `name` is unknown."""
+    """Return all addresses of a name. If `name` is an address, return only it. Return [] if `name` is unknown."""
     found: dict[str, None] = {}
     with contextlib.suppress(OSError, UnicodeError):
         for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
@@ -48,7 +48,7 @@ def is_of_this_machine(address: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether the address is a loopback address. On each machine, it stands for that machine itself."""
+    """Return whether the address is a loopback address, which stands for the machine itself on each machine."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     return address == "localhost"

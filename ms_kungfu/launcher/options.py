@@ -335,8 +335,9 @@ class Options:
 class JoinRequest:
     """A request to let this host join a running job (`joining`).
 
-    `own`: this host. If it is None, its name is the address of the network interface `interface`, or the address from
-    which it reaches the head node. `own_flags`: the fields of `Options` that each host sets itself.
+    `own`: this host. If `own` is None, this host's name is the address of the network interface `interface`, or the
+    address from which this host reaches the head node. `own_flags`: the fields of `Options` that each host sets
+    itself.
     """
 
     url: str

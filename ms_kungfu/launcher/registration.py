@@ -116,8 +116,8 @@ def objection(
 ) -> str:
     """Return why a host can't take part in the job, or "" if it can.
 
-    `same_flags`: whether the host must have the same flags. A joining host needn't, because it gets the job's flags
-    from the controller.
+    `same_flags`: whether the host must have the same flags. A joining host needn't have them, because it gets the
+    job's flags from the controller.
     """
     why = other_versions(registration.host, registration.version, registration.mindspore, own)
     if why:

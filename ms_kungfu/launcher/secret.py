@@ -31,7 +31,7 @@ def read_secret_file(path: str) -> str:
     As with an ssh key, the file must belong to this user, and no other user may have permission to read or write it.
     """
     try:
-        # Open without blocking, so that this doesn't wait for a writer if the path is a FIFO.
+        # Open without blocking, so that the call doesn't wait for a writer if the path is a FIFO.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise SecretError(f"-secret-file {path} can't be read: {error.strerror}") from None

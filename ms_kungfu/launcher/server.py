@@ -1,8 +1,9 @@
 """Accept connections for the launcher's servers, and limit how many connections are served.
 
 1. The cost of an unauthenticated client is bounded. The client must prove within `HANDSHAKE_S` that it knows the job's
-   secret, and can send only small messages until then. At most `most_unproved` such connections are served. If there is
-   one more, the oldest one is ended. Its client notices that before it has got an answer, and can call again.
+   secret, and can send only small messages until then. At most `most_unproved` such connections are served. If another
+   client connects, the oldest such connection is ended. Its client notices the end before it has got an answer, and
+   can connect again.
 
 2. If the process lacks descriptors or memory, a listener pauses briefly. In the meantime, clients wait in its backlog.
 

@@ -139,12 +139,12 @@ def _trouble_with(document: _Document) -> str | None:
 def _held(url: str, cluster: Cluster, leadership: LeadershipState) -> _Document:
     """Return a status document made from a store's contents alone, because no launcher has answered.
 
-    It contains the cluster. If the controller of the job can move, it also contains what the snapshot says.
+    The document contains the cluster and, if the job's controller can move, the facts in the snapshot.
     """
     document: _Document = {
         "state": "unknown",
-        "why": "the config server runs without a job and has only the desired cluster; run this command on a host of "
-        "the job",
+        "why": "the config server runs outside of the job and has only the desired cluster; run this command on "
+        "a host of the job",
         "config_server": url,
         "hosts": [{"name": name, "lost": False} for name in cluster.hosts],
         "wanted": {"version": cluster.version, "size": cluster.size},
@@ -173,7 +173,7 @@ def _held(url: str, cluster: Cluster, leadership: LeadershipState) -> _Document:
 
 
 def _who_has_it(holder: str, snapshot: LeaderSnapshot) -> str:
-    """Return a sentence that names the host that controls a job. The job hasn't ended."""
+    """Return a sentence that names the host that controls a job that hasn't ended."""
     head = holder or snapshot.head
     others = [name for name in snapshot.present if name != head]
     if snapshot.versions.committed is None:
@@ -312,7 +312,7 @@ def span(seconds: float) -> str:
 
 
 def clock(moment: float) -> str:
-    """Return a moment as a time of day. If it isn't today, include the date."""
+    """Return a moment as a time of day. Include the date if the moment isn't today."""
     then = time.localtime(moment)
     same_day = time.strftime("%Y%j", then) == time.strftime("%Y%j")
     return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", then)

@@ -97,9 +97,9 @@ def _bind(listening: socket.socket) -> tuple[Path, int]:
         try:
             with made(directory) as folder:
                 name = f"{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}"
-                # Bind the socket by a path through the folder's descriptor, because a path may have only 107 bytes.
-                # Give the socket its name only when it listens: if a socket doesn't listen, clients assume that a
-                # killed launcher has left it, and delete it.
+                # Bind the socket by a path through the folder's descriptor, because a socket's path is limited to 107
+                # bytes. Give the socket its final name only after it listens. If a socket doesn't listen, clients
+                # assume that a killed launcher has left it, and delete it.
                 listening.bind(f"/proc/self/fd/{folder}/.{name}")
                 listening.listen(_BACKLOG)
                 os.rename(f".{name}", name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -145,7 +145,7 @@ def jobs_by_launcher(timeout_s: float, pid: int | None = None) -> Iterator[tuple
             names = [n for n in os.listdir(folder) if n.endswith(_SUFFIX) and not n.startswith(".") and n not in seen]
             names = [n for n in names if n.isascii() and n.startswith(prefix) and n.partition(".")[0].isdigit()]
             seen.update(names)
-            # Ask all launchers in parallel, because a launcher that doesn't answer costs the whole time limit.
+            # Ask all launchers in parallel, because a launcher that doesn't answer takes the whole time limit.
             with ThreadPoolExecutor(_MAX_CLIENTS) as threads:
                 answers = threads.map(lambda name: _ask(folder, name, timeout_s), sorted(names))
                 for name, found in zip(sorted(names), answers):

@@ -31,9 +31,9 @@ def top(arguments: Sequence[str]) -> int:
     parser = FlagParser(
         _PROGRAM,
         f"{_PROGRAM} [JOB] [flags]",
-        "Shows a job live: its progress, workers, last changes, and which ranks wait for which. JOB is the process ID "
-        "of a kungfu-run on this machine or the URL of a config server; by default the only job of this user here. "
-        "Ctrl-C ends the display, not the job.",
+        "Shows a job live: its progress, workers, last changes, and which ranks wait for which. JOB is "
+        "the process ID of a kungfu-run on this machine or the URL of a config server; by default your "
+        "only job on this machine. Ctrl-C ends the display, not the job.",
     )
     parser.flag("secret-file", "file with the job's secret, if the job was started on another machine", metavar="FILE")
     try:

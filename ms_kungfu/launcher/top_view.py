@@ -52,7 +52,7 @@ def _console() -> Console:
 
 
 def picture(job: Mapping[str, Any], now: float, height: int | None) -> RenderableType:
-    """Return the picture of a job. `height`: the number of rows that the picture may have, or None if any number."""
+    """Return the picture of a job. `height`: the maximum number of rows, or None for no limit."""
     above: list[RenderableType] = [*_title(job, now), Text(states_of(job), "bold")]
     if "error" in job:
         above.append(Text(job["error"], "red"))

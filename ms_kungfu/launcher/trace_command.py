@@ -164,7 +164,7 @@ def _on_one_clock(worker: WorkerTrace, path: Path, number: int, offset: Offset) 
             end = event.ts + event.dur  # correct the end, too, so that an event stays inside the event that contains it
             event.ts -= offset.at(event.ts)
             if event.ph == "X":
-                event.dur = max(0.001, round(end - offset.at(end) - event.ts, 3))  # the encoder would leave out 0
+                event.dur = max(0.001, round(end - offset.at(end) - event.ts, 3))  # the encoder omits a duration of 0
             event.ts = round(event.ts, 3)
         yield event
 

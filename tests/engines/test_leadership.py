@@ -146,7 +146,7 @@ def test_restarted_head_node_leaves_the_job_to_its_leader_and_may_join(patient_e
         again.wait_for("waiting for the last job: ", timeout=60)
         again.assert_exit(1, 60)
         (line,) = [line for line in again.stderr if line.startswith("kungfu-run: ")]
-        assert f"{patient_etcd.url('again')} is the job of another kungfu-run; give this job another name" in line
+        assert f"{patient_etcd.url('again')} is used by another kungfu-run; give this job another name" in line
         job.size -= 2
         job.join(0)
         job.size += 2  # the workers that have ended have been members, too
@@ -174,7 +174,7 @@ def test_job_of_a_failed_head_node_is_kept_for_its_hosts_for_one_lease(etcd, sta
     dead.leave()  # as when the lease is over
     LeadershipLease(keys, "other", 60).take(keys.look(), snapshot)
     new.assert_exit(1, 90)
-    assert f"{url} is the job of another kungfu-run" in new.output
+    assert f"{url} is used by another kungfu-run" in new.output
     assert open_store(url).get() is None, "it has written nothing"
 
 

@@ -97,6 +97,6 @@ def test_worker_that_fails_repeatedly_is_no_longer_prestarted(job):
     pids = one.in_version(0, 1)
     client(pids[0]).expect(0, 1, 2, 30)
     one.wait_for(r"standby 1 .* exited with code 5 before it was needed; another worker is started")
-    one.wait_for(r"standby 2 .* exited with code 5 before it was needed, like 1 other recently; it was the last")
+    one.wait_for(r"standby 2 .* exited with code 5 before it was needed, like 1 other recently; it isn't replaced")
     one.finish(1)
     assert "standby 3" not in one.program.output

@@ -183,7 +183,7 @@ def test_job_ends_once_all_workers_were_terminated():
         for members, code in ((0, -15), (1, -15), (2, 128 + 15)):
             verdict = decide(exited(code), surviving(recover, members=members, terminated=members))
             assert (verdict.action, verdict.exit_code) == (Action.FAIL, 143)
-            assert verdict.reason.endswith("; no worker is left without a SIGTERM")
+            assert verdict.reason.endswith("; all remaining workers got a SIGTERM")
         # A worker that stays has the state. Nor is a death of another kind the end: a leaving worker stays then.
         assert decide(exited(-15), surviving(recover, members=2, terminated=1)).action is not Action.FAIL
         assert decide(exited(-9), surviving(recover, members=1, terminated=1)).action is not Action.FAIL
@@ -206,7 +206,7 @@ def test_standbys_are_kept_up_but_not_for_ever():
     died = WorkerExited("standby 4 (pid 8)", Standing.STANDBY, 1, logs="s.log", restarts=3)
     verdict = decide(died, surviving(Recover.SHRINK))
     assert verdict.action is Action.SHRINK
-    assert verdict.reason.endswith("like 3 others recently; it was the last, see s.log")
+    assert verdict.reason.endswith("like 3 others recently; it isn't replaced, see s.log")
 
 
 # ---- what the launcher writes to the config server ----

@@ -15,7 +15,7 @@ from ms_kungfu.launcher.wire.messages import Launch
 
 
 class AgentHandle(Protocol):
-    """A host of the job, as the controller's event loop uses it."""
+    """A host of the job. Only the controller's event loop calls these methods."""
 
     name: str
     devices: Devices

@@ -41,8 +41,8 @@ async def _no_cores(each: int) -> int:
 class Broker:
     """Record which process has which slot, from construction to `close`. Use a broker in the event loop.
 
-    1. After each change of the state, `requests` examines each waiting request again. It does so as soon as the event
-       loop's current callback has returned.
+    1. After each change of the state, `requests` examines each waiting request again, as soon as the event loop's
+       current callback has returned.
     2. The broker calls each of its own callbacks except `may_prepare` and `on_cores` only after the event loop's
        current callback has returned, so the state is consistent by then.
 
@@ -60,8 +60,9 @@ class Broker:
     - `on_expected`: the members have reported which size they expect next.
 
     `recovers`: whether members continue without failed members. `min_size`: a worker may not leave if fewer workers
-    would remain. `may_prepare` returns whether the members may be notified of a version. If it returns False, its owner
-    calls `prepare` as soon as they may be notified. `begun`: the versions that an earlier controller had committed.
+    would remain. `may_prepare` returns whether the members may be notified of a version. If it returns False, its
+    owner calls `prepare` as soon as the members may be notified. `begun`: the versions that an earlier controller had
+    committed.
     """
 
     make_segment: MakeSegment
@@ -95,7 +96,7 @@ class Broker:
         self._closed = False
 
     def admit(self, cluster: Cluster) -> None:
-        """Add a version. Members are notified of it when its joining workers are ready, and may then commit it."""
+        """Add a version. Members are notified of it when its joining workers are ready. Then they may commit it."""
         self.versions.admit(cluster)
         self.leaves.follow(cluster)
         self._segments.drop_unknown()
@@ -115,8 +116,8 @@ class Broker:
     def commit_version(self, version: int) -> None:
         """Commit the first version.
 
-        Raise `NotMadeYet`, or the error of the runtime or the kernel, if its shared memory isn't made. In that case,
-        commit nothing.
+        If the version's shared memory isn't made yet, raise `NotMadeYet`. If it can't be made, raise the error of the
+        runtime or the kernel. In both cases, commit nothing.
         """
         self._segments.of(self.versions.clusters[version])
         self.versions.commit_version(version)
@@ -166,10 +167,10 @@ class Broker:
     ) -> None:
         """Continue the job of an earlier controller with the state that the hosts report.
 
-        `segments`: the shared memory of each known version. `losses`: the failures in each version that some host was
-        notified of, in the order of the notifications. Now every host is notified of them. `slot_holders`: the
-        processes that have slots. `joining`: the live joining workers and their incarnations. `desired`: the desired
-        cluster, if it is newer than the committed one.
+        `segments`: the shared memory of each known version. `losses`: for each version, the failures of which at least
+        one host was notified, in the order of the notifications. `resume` notifies every host of these failures.
+        `slot_holders`: the processes that have slots. `joining`: the live joining workers and their incarnations.
+        `desired`: the desired cluster, if it is newer than the committed one.
         """
         self._holders.update(slot_holders)
         self._has_granted = True  # assume that the earlier controller has granted a slot
@@ -203,7 +204,7 @@ class Broker:
     def mark_lost(
         self, peer: PeerID, reason: str, incarnation: int, recover: bool = False, reaped: bool = True
     ) -> None:
-        """Record that a process has exited. Notify the members of each version that contains it, now and later.
+        """Record that a process has exited. Notify the members of all present and later versions that contain it.
 
         If `recover` is set, the members continue without the process. The process must have been reaped (`reaped`), or
         SIGKILL must have had no effect on it. No rank reads what the process publishes afterwards, and the process
@@ -232,7 +233,7 @@ class Broker:
         self.requests.look_soon()
 
     def mark_reaped(self, peer: PeerID, incarnation: int) -> None:
-        """Record that a process has now exited, so its port is free. It was marked lost earlier, before it exited."""
+        """Record that a process that was marked lost has now exited, so its port is free."""
         self._segments.mark_reaped(peer, incarnation)
 
     def end(self) -> None:
@@ -264,7 +265,7 @@ class Broker:
             try:
                 asker.send(m.CoresFixed(await within(_FIX_CORES_S, self.on_cores(asked.each))))
             except asyncio.TimeoutError:
-                asker.send(m.Error("the launcher hasn't moved the workers to their cores in time"))
+                asker.send(m.Error(f"the launcher hasn't moved the workers to their cores within {_FIX_CORES_S:g} s"))
 
         task = asyncio.ensure_future(fix())
         self._fixing.add(task)
@@ -275,7 +276,7 @@ class Broker:
         asker.send(m.Noted())
 
     def answer_of(self, request: Request) -> Answer:
-        """Return the answer to a request for a slot. This may commit the version that the request names."""
+        """Return the answer to a request for a slot. The call may commit the version that the request names."""
         before = self.versions.committed
         answer = self._decide(request)
         if self.versions.committed != before:
@@ -312,7 +313,7 @@ class Broker:
     # ---- versions ----
 
     def _prepare(self) -> None:
-        """If the workers of the next version are ready, notify the committed version's members that they may adopt it.
+        """If the workers of the next version are ready, notify the current members that they may adopt that version.
 
         Workers that haven't moved from the previous version to the committed one yet aren't notified. They have agreed
         on the committed version, and don't check for further changes before they have adopted it.
@@ -346,8 +347,8 @@ class Broker:
         self._holders = {process for process in self._holders if not self.versions.is_out(*process)}
         current = self.versions.current
         self.leaves.told_to_end &= set() if current is None else set(current.workers)
-        # A version that was prepared while the previous version was committed must be prepared again. One of its peers
-        # may be a member that this commit has excluded, and from now on that peer ID means a different process.
+        # A version that was prepared before this commit must be prepared again. One of its peer IDs may belong to a
+        # member that this commit has excluded, and from now on that peer ID means a different process.
         self._prepared = -1
         self._prepare()  # this notifies the members through the segment of the newly committed version
         self.requests.look_soon()
@@ -372,12 +373,12 @@ def _unmakeable(cluster: Cluster, error: Exception) -> str:
 class _Waiting:
     asker: Asker
     asked: Request | StandbyRequest
-    # the unknown version that was requested, if `on_unknown_version` has been called for it
+    # the unknown version for which this request has called `on_unknown_version`
     unknown: int | None = None
 
 
 class SlotRequests:
-    """The requests that wait for an answer from the broker. Use it in the broker's event loop.
+    """The requests that wait for an answer from the broker. Call the methods only in the broker's event loop.
 
     `leaves` records whether the job is ending, and which peers were evicted.
     """

@@ -1,4 +1,4 @@
-"""What the parts of a controller share: the job's options and state, and the objects that act on hosts and workers."""
+"""Hold what a controller's parts share: the job's options and state, and the objects that act on hosts and workers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class JobContext:
             self.events.emit(line)
 
     async def end_events(self, verdict: Verdict | None) -> None:
-        """Emit the end of the job, log the job's summary, and close the event log.
+        """Emit the event that the job has ended, log the job's summary, and close the event log.
 
         If `verdict` is None, this controller doesn't end the job, so only close the event log.
         """

@@ -270,14 +270,14 @@ class Controller:
         return self.course.is_over
 
     async def leave(self) -> None:
-        """Let this host leave. A job that has begun doesn't end for this reason."""
+        """Let this host leave. This doesn't end a job that has begun."""
         await self._nodes.leave()
 
     def host_leaves(self, name: str) -> None:
         self._nodes.host_leaves(name)
 
     async def serve(self, channel: AnyChannel, message: m.FirstWords) -> bool:
-        """Serve a host that has called this host as the controller. A host that joins waits until the job runs."""
+        """Serve a host that has connected to this controller. A joining host waits until the job runs."""
         job = self.context
         joins = isinstance(message, m.Ask) or (isinstance(message, m.Agent) and message.slots is not None)
         while job.remote is None and not self.is_over:
@@ -329,8 +329,8 @@ class Controller:
         is_noted = await self._note_the_end(verdict)
         if job.manager is not None and not self.has_stepped_down:
             await job.manager.ending.end_all(None if verdict is None else verdict.interrupted_by, self._hurry)
-        # A controller that has lost the lease doesn't end the job. If no other controller can take over, this
-        # controller reports that all workers have finished.
+        # A controller that has lost the lease doesn't end the job. But if all workers have finished and no other
+        # controller can take over, this controller reports the end.
         has_finished = leadership.is_gone and not failed
         if self.has_stepped_down and not has_finished and job.remote is not None:
             job.remote.leave()
@@ -350,8 +350,9 @@ class Controller:
     async def _note_the_end(self, verdict: Verdict | None) -> bool:
         """Record the end of the job before any worker or host is notified.
 
-        Otherwise, the next controller would treat a worker that exits because the job ends as failed. Return False if
-        the store is unavailable. The controller then doesn't wait for the store, because the lease expires anyway.
+        Otherwise, if a worker exits because the job ends, the next controller would treat the worker as failed. Return
+        False if the store is unavailable. The controller then doesn't wait for the store, because the lease expires
+        anyway.
         """
         if not self.context.leadership.has_held or verdict is None:
             return True
@@ -364,9 +365,9 @@ class Controller:
 def _dashboard(
     address: str, job: JobContext, describe: Callable[[], dict[str, Any]], stop: Callable[[], None]
 ) -> JobDashboard | None:
-    """Serve the live page. If that fails, for example because no thread is left, log it and return None."""
+    """Serve the live page. If that fails (for example, because no thread is left), log the error and return None."""
     try:
-        from ms_kungfu.launcher.controller.dashboard import JobDashboard  # only a job with a live page loads it
+        from ms_kungfu.launcher.controller.dashboard import JobDashboard  # loaded only by a job with a live page
 
         dashboard = JobDashboard(job, describe, stop)
         dashboard.begin(address)

@@ -32,7 +32,7 @@ class WorkerCores:
     def move(self, cluster: Cluster) -> None:
         """Move the members of `cluster` to their shares of the cores.
 
-        If the number of cores per worker is fixed, also move any other worker that has fewer cores than that.
+        If the number of cores per worker is fixed, also move any other worker that has fewer cores.
         """
         if not self.pins:
             return
@@ -46,7 +46,7 @@ class WorkerCores:
                 process.has_its_cores = agent.shares.each is not None
 
     def resume(self, each: int) -> None:
-        """Keep the number of cores per worker that an earlier controller has fixed. 0 means that it fixed none."""
+        """Keep the number of cores per worker that an earlier controller has fixed (0: none)."""
         for agent in self.agents.values():
             agent.shares.each = agent.shares.each or each or None
 
@@ -60,7 +60,7 @@ class WorkerCores:
         `each`: the number if none has been fixed yet.
 
         Returns: The number of cores that each worker has from now on, at every cluster size, or 0 if workers aren't
-        pinned. The worker that called starts to train as soon as it has that number of cores.
+        pinned. The requesting worker starts to train as soon as it has this number of cores.
         """
         while self.pins:
             for agent in self.agents.values():  # `each` is the same for all hosts

@@ -33,7 +33,7 @@ _FAILED = {WorkerState.FAILING, WorkerState.KILLED, WorkerState.UNKILLABLE, Work
 
 @dataclass(eq=False)
 class JobDashboard:
-    """Implements `server.Job`. `describe()` returns the job's status. `stop()` ends the job as a signal does."""
+    """Implements `server.Job`. `describe()` returns the job's status. `stop()` ends the job like a signal."""
 
     job: JobContext
     describe: Callable[[], dict[str, Any]]
@@ -47,8 +47,8 @@ class JobDashboard:
         self._activity = Activity()
         host, port = split_address(address)
         names = tuple(dict.fromkeys((options.host.name, machine.host_name())))
-        # Derive the first number from the clock, so that it is greater than any number of an earlier controller at the
-        # same address.
+        # Derive the first event's number from the clock, so that it is greater than all event numbers of an earlier
+        # controller at the same address.
         first = int(machine.time() * 1000)
         self._server = machine.make_dashboard(self, host=host, port=port, names=names, first_event=first)
         self._server.start()

@@ -62,7 +62,7 @@ class EndOfWorkers:
                 signal_name(number), len(self.processes), self.grace_period_s,
             )  # fmt: skip
             await self._wait(self.checkpoint(number), until - GRACE_S, hurry)
-        # From now on the broker grants no leave, not even to a worker that asks to leave because of the signal.
+        # From now on, the broker lets no worker leave, not even a worker that asks to leave because of the signal.
         self.broker.end()
         for agent in self.agents.values():
             agent.signal(number)
@@ -70,7 +70,7 @@ class EndOfWorkers:
         await self._wait(self.processes.emptied.wait(), until, hurry)
 
     async def _wait(self, event: Coroutine[None, None, object], until: float, hurry: asyncio.Event) -> None:
-        """Wait until `event` occurs, no process is left, `hurry` is set, or the time is `until`."""
+        """Wait until `event` occurs, no process is left, `hurry` is set, or the time `until` is reached."""
         waits = [asyncio.ensure_future(each) for each in (event, self.processes.emptied.wait(), hurry.wait())]
         await asyncio.wait(waits, timeout=max(0.0, until - self._loop.time()), return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -119,7 +119,7 @@ class EndOfWorkers:
         self.on_unkillable(process, process.killed_because)
 
     def tell_again(self, peers: Collection[PeerID]) -> None:
-        """Send a second SIGTERM to members that may leave after their first one but, after later failures, can't."""
+        """Send SIGTERM again to members that could leave after the first one, but can't now because others failed."""
         told_to_end = self.broker.leaves.told_to_end
         for process in self.processes.of_standing(Standing.MEMBER):
             if process.peer in peers and process.peer in told_to_end and not process.told_again:

@@ -13,8 +13,8 @@ from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.hosts import Hosts
 
 # In PyNative mode the program's thread passes each operation through three queues of MindSpore. Each queue has a
-# thread. All four threads wait by spinning (`AsyncRQueue::Wait`, seen with `perf`). On fewer cores they keep one
-# another from running: on one core a LeNet step takes 13 times as long as without the queues.
+# thread. All four threads wait by spinning (`AsyncRQueue::Wait`). On fewer cores they prevent each other from running:
+# on one core, a LeNet step takes 13 times as long as without the queues.
 _PYNATIVE_THREADS = 4
 
 
@@ -75,7 +75,7 @@ def environment_of(
         env.CORES_PER_WORKER.name: str(each) if each else None,
         **({_cpu_isa.VARIABLE: begun.cpu_isa} if begun.cpu_isa else {}),
         **({env.PYNATIVE_BLOCKS: "1"} if has_few and not agent.devices.each else {}),
-        env.COMPILE_CACHE: None,  # ms_kungfu/ops/_compile_cache.py explains why
+        env.COMPILE_CACHE: None,  # for the reason, see ms_kungfu/ops/_compile_cache.py
         **agent.devices.environment(process.device),
     }
 

@@ -5,13 +5,13 @@ An entry is one new state of the snapshot.
 1. Only the controller writes the snapshot. It writes one entry at a time (under the lock), so each entry builds on the
    previous one. The controller notifies workers or hosts of an entry only after the store has accepted the entry.
    (`test_simulated_leadership.py`.)
-2. If a write finds that another controller has the lease, this controller has stepped down. It no longer sends the
-   decisions that it hasn't sent yet. Its term never resumes, even if the other controller fails.
+2. If a write shows that another controller has the lease, this controller steps down. It discards the decisions that
+   it hasn't sent yet. Its term never resumes, even if the other controller fails.
 3. Renewals wait in the same queue as entries, because the lease handles one call at a time.
-4. Members may wait for an entry, and therefore for the store. Their deadlines stop while an entry takes long, and from
-   the failure of an entry until it has been written (`on_store_awaited`). Their deadlines also stop while a renewal
-   has failed, or has taken more than half the duration of the lease. A renewal that is a little slow stops no deadline,
-   because renewals follow one another all the time, and members seldom depend on them.
+4. Members may wait for an entry, and therefore for the store. Their deadlines stop while the write of an entry takes
+   long, and after a failed write until the entry has been written (`on_store_awaited`). Their deadlines also stop
+   after a renewal has failed, or has taken more than half the duration of the lease. A slightly slow renewal stops no
+   deadline, because renewals are frequent, and members seldom depend on them.
 5. If the controller fails at any of these points, the lease expires. The next controller carries out the decisions in
    the snapshot. No process knows of any other decision.
 """
@@ -41,9 +41,10 @@ _log = logging.getLogger(__name__)
 _LAST_LEASE_S = 5.0  # added to the time for which a job waits for the end of the previous job
 RENEW_S = 0.2  # time that the launcher waits before it retries a call to an unavailable store
 END_S = 2.0
-_LONG_S = 0.3  # if writing an entry takes longer, deadlines stop; it normally takes a few milliseconds
-# Interval of looks at the real clock. The event loop's timers count at most MOST_GAP_S of a pause of this host, so a
-# timer of half that time fires at once after a pause.
+# If the write of an entry takes longer, the members' deadlines stop; it normally takes a few milliseconds.
+_LONG_S = 0.3
+# Interval at which the real clock is read. If this host is paused, the event loop's timers count at most MOST_GAP_S of
+# the pause. So a timer of half of MOST_GAP_S fires at once after a pause.
 _LOOK_S = MOST_GAP_S / 2
 
 
@@ -95,9 +96,10 @@ class EtcdLease:
     # ---- acquiring the lease ----
 
     async def await_turn(self) -> None:
-        """Wait until the previous job of this name is over. Until then, write nothing for this job.
+        """Wait until the previous job with this name is over. Until then, write nothing for this job.
 
-        If the previous job has lost its controller, its other hosts can continue it within the duration of one lease.
+        If the previous job has lost its controller, another of its hosts can continue the job within the duration of
+        one lease.
         """
         term, is_logged, empty_since = self.term, False, math.inf
         patience_s = 3 * self.lease.lease_s + _LAST_LEASE_S
@@ -143,7 +145,7 @@ class EtcdLease:
             await asyncio.sleep(RENEW_S)
 
     def _taken(self) -> str:
-        return f"{self._url} is the job of another {PROGRAM}; give this job another name"
+        return f"{self._url} is used by another {PROGRAM}; give this job another name"
 
     # ---- keeping the lease ----
 
@@ -194,7 +196,7 @@ class EtcdLease:
         return not self.has_stepped_down
 
     async def time_to_ask(self) -> float:
-        """Return for how long the hosts have been able to find this controller (`TimeToAsk`)."""
+        """Return for how many seconds the hosts have been able to find this controller (`TimeToAsk`)."""
         await self._renew()
         return self._time.seconds
 
@@ -225,7 +227,8 @@ class EtcdLease:
         """Call a function of the lease in a thread. The thread continues even if the awaiting task is cancelled.
 
         The next call waits until the thread has finished this call. Otherwise, an older entry could be written after a
-        newer one. If the call takes longer than `long_s` (default: half the duration of the lease), deadlines stop.
+        newer one. If the call takes longer than `long_s` (default: half the duration of the lease), the members'
+        deadlines stop.
         """
         long_s = self.lease.lease_s / 2 if long_s is None else long_s
         long = self._loop.call_later(long_s, self._await_store, "answer", True)
@@ -257,7 +260,7 @@ class EtcdLease:
     async def write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
         """Write an entry, and retry for as long as the store is unavailable. Call this only within `act`.
 
-        Return False if this host gives up the lease during the call. In that case, the entry may not have been
+        Return False if this host gives up the lease during the call. In that case, it is unknown whether the entry was
         written, so the caller must not act on it.
         """
         try:
@@ -284,7 +287,7 @@ class EtcdLease:
                         error,
                     )
                 await asyncio.sleep(RENEW_S)
-                try:  # no other controller has the lease now, and a lease needs no space in the store
+                try:  # no other controller has the lease, and a renewal works even if the store is full
                     await self._call(lease.renew)
                 except LeadershipLostError:
                     raise
@@ -325,7 +328,10 @@ class EtcdLease:
             self._on_step_down(reason)
 
     async def step_down(self) -> None:
-        """Give up the lease because this host was paused. Hosts that have left it return only to another controller."""
+        """Give up the lease because this host was paused.
+
+        Hosts that have left this controller register only with another controller.
+        """
         async with self._lock:
             self._lose_lease(
                 "this host was paused, and other hosts have left it: another host decides for the job from now on"

@@ -131,8 +131,8 @@ class WorkerFailures:
     def _may_be_of_the_hosts(self, verdict: Verdict) -> bool:
         """Return whether a connection problem between hosts may have caused the worker's failure.
 
-        If hosts can't reach each other, a host soon reports it, and that ends the job. If no host reports it, the
-        worker's failure ends the job.
+        If hosts can't reach each other, a host soon reports the problem, and the report ends the job. If no report
+        arrives, the worker's failure ends the job.
         """
         job, remote = self.job, self.job.remote
         if self.is_over or job.options.recover is not Recover.FAIL or remote is None:
@@ -218,10 +218,10 @@ class WorkerFailures:
                 return
 
     def last_worker_terminated(self, peer: PeerID) -> None:
-        """End the job as a SIGTERM to the launcher does, so that the workers write a checkpoint.
+        """End the job in the same way as after a SIGTERM to the launcher, so that the workers write a checkpoint.
 
-        A scheduler may send SIGTERM to all processes of a job. Then the launcher ends the job because of its own
-        signal or of this one, whichever it handles first.
+        A scheduler may send SIGTERM to all processes of a job. Then either the launcher's own signal or the worker's
+        ends the job, whichever the launcher handles first.
         """
         for process in self.job.workers.processes.of_standing(Standing.MEMBER):
             if process.peer == peer:

@@ -42,7 +42,7 @@ class FollowWatch:
             self._look_later(version, frozenset())
 
     def _look_later(self, version: int, logged: frozenset[str]) -> None:
-        """Look again after a while. `logged`: the workers that an earlier warning has listed as not joined."""
+        """Look again after `_UNFOLLOWED_S`. `logged`: the workers that an earlier warning has listed as not joined."""
         self._timer = asyncio.get_running_loop().call_later(_UNFOLLOWED_S, self._look, version, logged)
 
     def _look(self, version: int, logged: frozenset[str]) -> None:
@@ -65,7 +65,7 @@ class FollowWatch:
         steps = self._steps_of_members()
         if steps and max(steps) == max(self._steps_before, default=0):
             _log.warning(
-                'change waits: version=%d seconds=%g step=%d. No worker has finished a step since then. '
+                'change waits: version=%d seconds=%g step=%d. No worker has finished a step in this time. '
                 "Workers adopt a change at the end of a step. The first step includes the compilation. The event "
                 "\"outside steps\" in a worker's log names the line that its program is running",
                 version, _UNFOLLOWED_S, max(steps),

@@ -1,4 +1,4 @@
-"""Which hosts of a job haven't registered yet, and why.
+"""Find out which hosts of a job haven't registered yet, and why.
 
 The controller waits for the missing hosts, and asks their launchers what they are doing.
 """
@@ -51,7 +51,7 @@ class HostGathering:
     def __init__(self, options: Options, machine: Machine, registered: Mapping[str, Registered], resumes: bool) -> None:
         self.options, self.machine, self._registered = options, machine, registered
         self.name = options.hosts.self_name
-        self.is_closed = not resumes  # a new controller continues without hosts that don't register
+        self.is_closed = not resumes  # whether the hosts of a running job can no longer register
         self.news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._secret = bytes.fromhex(options.secret or "")
@@ -61,7 +61,7 @@ class HostGathering:
         self._other_head_node = ""  # the error message if another host considers itself the head node
 
     async def gather(self, timeout_s: float) -> None:
-        """Wait until all hosts have registered. Raise StartError if a host doesn't."""
+        """Wait until all hosts have registered. Raise StartError if a host doesn't register within `timeout_s`."""
         deadline = self._deadline = self._loop.time() + timeout_s
         asking = asyncio.ensure_future(self._ask_who_is_missing())
         logged: tuple[str, ...] = ()

@@ -80,7 +80,7 @@ class HangingWorkers:
         return () if process.peer is None else self.broker.facts.heartbeat(process.peer, process.incarnation)
 
     def _look_whether_it_fails(self, process: Process) -> None:
-        """End a worker that can't continue after a collective or a join (for example: Ctrl-C, no memory).
+        """End a worker that can't continue because a collective or a join was interrupted (for example, by Ctrl-C).
 
         The worker can't take part in collectives any more, whatever its program does. The other workers wait for its
         exit (docs/recovery.md).
@@ -119,7 +119,7 @@ class HangingWorkers:
         waiting workers raise CollectiveTimeoutError, and their exit ends the job.
         """
         found = self._stuck()
-        if self.options.recover is Recover.FAIL:  # otherwise `_end_stuck` handles this
+        if self.options.recover is Recover.FAIL:  # with -recover, `_end_stuck` calls `_note_unstuck`
             for process in self.processes:
                 if process.state is WorkerState.STUCK and (process.peer, process.incarnation) not in found:
                     self._note_unstuck(process)
@@ -130,7 +130,7 @@ class HangingWorkers:
                     self._note_stuck(process, peer, found[peer, incarnation])
 
     def _look_for_stalls(self) -> None:
-        """Emit an event when a worker begins to keep others waiting for long, and when that ends."""
+        """Emit an event when a worker has kept others waiting for long, and when the others no longer wait for it."""
         facts, processes = self.broker.facts, {(p.peer, p.incarnation): p for p in self.processes if p.peer is not None}
         found = self.waited_for(processes)
         told = {each: facts.progress(*each) for each in found}

@@ -43,7 +43,7 @@ class History:
     def resumed(self, changes: Sequence[Change], cluster: Cluster) -> None:
         """Continue the history of the previous controller. `cluster`: the committed cluster of the job."""
         self.changes.extend(changes)
-        self.committed(cluster, None)  # the snapshot contains a commit before `changes` does
+        self.committed(cluster, None)  # the snapshot records a commit earlier than `changes` does
         if not self.knows(cluster):
             now = self._clock()
             self.changes.append(

@@ -113,7 +113,7 @@ class JobEvents:
 
 
 def _write_report(log: Path) -> None:
-    from ms_kungfu.launcher.dashboard import report  # the only use, at the end of the job
+    from ms_kungfu.launcher.dashboard import report  # imported here, because it is used only once, at the end
 
     report.write_report([log], log.with_name(report.FILE_NAME))
 

@@ -1,6 +1,7 @@
-"""Which controller decides for a job.
+"""Define how a controller checks that it decides for the job.
 
-With `NoElection`, it is always the controller of one host. With `EtcdLease`, it is the controller that has the lease.
+With `NoElection`, the first host's controller always decides. With `EtcdLease`, the controller that has the lease
+decides.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Leadership(Protocol):
         ...
 
     async def await_turn(self) -> None:
-        """Wait until the previous job of this name is over. Raise StartError if that job continues."""
+        """Wait until the previous job with this name is over. Raise StartError if that job continues."""
 
     async def acquire(self, snapshot: Callable[[], LeaderSnapshot]) -> None:
         """Acquire the lease before the job begins. Raise StartError if another job has the name."""
@@ -83,7 +84,7 @@ class Leadership(Protocol):
         ...
 
     async def time_to_ask(self) -> float:
-        """Return for how long the hosts have been able to find this controller."""
+        """Return for how many seconds the hosts have been able to find this controller."""
         ...
 
     async def act(self, act: Callable[[], Awaitable[object]]) -> None:

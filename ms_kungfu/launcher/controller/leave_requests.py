@@ -1,4 +1,4 @@
-"""Which workers may leave the newest cluster version, after they have asked to leave or got a SIGTERM."""
+"""Decide which workers may leave the newest cluster version, after a request to leave or a SIGTERM."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class LeaveRequests:
         self.told_to_end: set[PeerID] = set()  # members that may leave because they got a SIGTERM
 
     def objection(self, peer: PeerID, terminated: bool) -> str:
-        """Add `peer` to `leaving`, report that to `on_leave`, and return "". Otherwise return why `peer` can't leave.
+        """Return why `peer` can't leave. If it can, add it to `leaving`, call `on_leave`, and return "".
 
-        If several workers ask to leave at the same time, perhaps only the first of them may. A member that got a
-        SIGTERM and can't leave is reported to `on_last`, which ends the job. The result is then "" as well. The member
-        trains on until the launcher's signal ends it.
+        If several workers ask to leave at the same time, perhaps only the first of them may leave. If a member got a
+        SIGTERM but can't leave, call `on_last`, which ends the job, and return "". This member trains until the
+        launcher's signal ends it.
         """
         newest = self._versions.newest
         if self.job_ends or newest is None:
@@ -64,7 +64,7 @@ class LeaveRequests:
         self.evicted -= set(newest.workers)
 
     def note_evicted(self, peers: Iterable[PeerID]) -> None:
-        """Record that a resize request names these peers instead of a size."""
+        """Record that a resize request removes these peers by name."""
         self.evicted.update(peers)
 
     def stays(self, peer: PeerID) -> None:

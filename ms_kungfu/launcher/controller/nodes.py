@@ -20,16 +20,16 @@ from ms_kungfu.launcher.state.policy import Action, Recover, Verdict
 
 _log = logging.getLogger(__name__)
 
-# How a host leaves. The host's agent has got a SIGTERM and has reported it. From then on:
+# How a host leaves. The host's agent reports that it got a SIGTERM. From then on:
 #   1. No new worker is placed on the host (`Hosts.check`, `Hosts.slots_by_host`). Each revision excludes the host's
-#      workers, even if other writers list them (`Coordinator.going`). These workers leave as any worker does, after a
-#      step that all members have agreed on. So all members have trained the same steps and samples.
-#   2. When the workers have exited and a version without the host is committed, the controller removes the host as it
-#      removes a failed host. Then the host's launcher exits with 0. Inter-host transports of the previous version may
-#      still hold connections to the host. That is safe, because every other host already has all results that the
-#      leaving host's workers have got (transport.h): a version is committed only when each remaining member has reached
-#      that point. If another host lacks a result, its members are notified of the loss before they wait for the leaving
-#      host, and continue as after a host failure.
+#      workers, even if other writers list them (`Coordinator.going`). These workers leave like any other worker, after
+#      a step that all members have agreed on. So all members have trained the same steps and samples.
+#   2. When the workers have exited and a version without the host is committed, the controller removes the host in the
+#      same way as a failed host. Then the host's launcher exits with 0. Inter-host transports of the previous version
+#      may still hold connections to the host. That is safe, because every other host already has all results that the
+#      leaving host's workers have received (transport.h): a version is committed only when each remaining member has
+#      reached the agreed step. If another host lacks a result, its members are notified of the loss before they wait
+#      for the leaving host, and continue as after a host failure.
 #   3. After -leave-grace, the controller kills the workers that are left on the host. That counts as a failure. Then
 #      the controller removes the host without waiting for the commit in step 2. The version without the host follows
 #      from the failures of its workers.
@@ -39,8 +39,7 @@ _log = logging.getLogger(__name__)
 #   - A pending resize is revised. A new resize is rejected if it needs the host.
 #   - If members complete the program, no more workers leave. The host then leaves when the job ends, or after
 #     -leave-grace.
-#   - The host may come back with -join. `joining` distinguishes processes, versions and connections of its two
-#     memberships.
+#   - The host may come back with -join. `joining` explains how its two memberships are distinguished.
 
 
 @dataclass(eq=False)

@@ -40,7 +40,7 @@ class PrestartedWorkers:
     coordinator: Coordinator
     starting: StartOfWorkers
     ending: EndOfWorkers
-    # called with a process that has been removed from `processes`, because a host may be waiting for its last process
+    # called with a process that has been removed from `processes`, because a leaving host waits for its last process
     removed: Callable[[Process], None]
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class PrestartedWorkers:
             self._end(process)
 
     def resume(self, last: int) -> None:
-        """Keep the standbys of an earlier controller, whose highest number is `last`.
+        """Keep the standbys of an earlier controller. `last`: the highest number of a standby.
 
         The size that the members expect is unknown until they report it again.
         """

@@ -1,4 +1,4 @@
-"""What the shared memory of the cluster versions shows about each process."""
+"""Read the state of each process from the shared memory of the cluster versions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ProcessFacts:
         return next(filter(None, (segment.progress(rank) for segment, rank in reversed(slots))), None)
 
     def doing(self, peer: PeerID, incarnation: int) -> m.Doing | None:
-        """Return what the process is doing, from the newest cluster version that it has joined.
+        """Return what the process is doing, according to the newest cluster version that it has joined.
 
         Return None if that isn't known.
         """
@@ -72,7 +72,7 @@ class ProcessFacts:
         """Return the live processes that keep others waiting for too long (`stuck`), with the waiting ranks."""
         awaited = {version: segment.awaited() for version, segment in self._segments.open.items()}
         if not any(is_overdue for waits_of_version in awaited.values() for *_, is_overdue in waits_of_version):
-            return {}  # this is always the case in a healthy job
+            return {}  # a healthy job has no overdue waits
         return self._found(alive, awaited)
 
     def waited_for(
@@ -80,7 +80,8 @@ class ProcessFacts:
     ) -> dict[tuple[PeerID, int], list[int]]:
         """Return the live processes that currently keep others waiting, with the waiting ranks.
 
-        A process in `stopped`, by a signal, waits for no rank, even if it was stopped while it slept in an operation.
+        `stopped`: the processes that a signal has stopped. They count as waiting for no rank, even if they were
+        stopped while they slept in an operation.
         """
         awaited = {version: segment.awaited() for version, segment in self._segments.open.items()}
         return self._found(alive, awaited, stopped) if any(awaited.values()) else {}
@@ -96,7 +97,10 @@ class ProcessFacts:
         awaited: Mapping[int, Waits],
         stopped: Collection[tuple[PeerID, int]] | None = None,
     ) -> dict[tuple[PeerID, int], list[int]]:
-        """Return the processes that others wait for: in overdue waits, or with `stopped` in all waits but its own."""
+        """Return the processes that others wait for.
+
+        Without `stopped`, only overdue waits count. With `stopped`, all waits count, except those of stopped processes.
+        """
         rank_of: dict[tuple[PeerID, int], int] = {}
         waits: list[tuple[Any, Any, bool]] = []
         for version, waits_of_version in awaited.items():

@@ -38,9 +38,9 @@ class Process(Struct):
     state: WorkerState = WorkerState.STARTING
     killed_because: str = ""
     is_registered: bool = False  # whether it has requested its slot
-    gave_up: bool = False  # whether the controller has noted that it can't continue
-    is_late: bool = False  # whether the controller killed it because it wasn't ready to join in time
-    told_again: bool = False  # whether it got a second SIGTERM, because it was allowed to leave but can't
+    gave_up: bool = False  # whether the controller has noted that the process can't continue
+    is_late: bool = False  # whether it was killed because it wasn't ready to join in time
+    told_again: bool = False  # whether it got a second SIGTERM, because it may no longer leave
     has_its_cores: bool = False  # whether it has the fixed number of cores per worker, if a number is fixed
     device: int = 0  # the index of its device in Devices; never changes
 
@@ -148,7 +148,7 @@ class ProcessTable:
         """Return a standby on `host` for this rank, or None.
 
         A ready standby is preferred. Among standbys that are equally ready, one that was prepared for the rank is
-        preferred. The result is always a standby that has a process ID, because an agent may refuse to start one.
+        preferred. The result always has a process ID, because an agent may fail to start a standby.
         """
         ready = self._broker.requests.ready_standbys
         there = (p for p in self.standbys() if p.host == host and p.pid is not None)

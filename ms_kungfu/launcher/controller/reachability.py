@@ -25,7 +25,7 @@ _LOOK_S = 0.2  # interval of checks for broken connections between hosts
 _HOST_FIRST_S = 1.0
 # time for several hosts to report, one after another, which hosts can't reach each other
 _LAST_NEWS_S = 2.0
-_MISSED_S = 1.0  # additional time in which at most two heartbeats of a host can be missing
+_MISSED_S = 1.0  # additional time for a host's next heartbeats to arrive
 
 
 class NodeEvents(Protocol):
@@ -84,7 +84,7 @@ class Reachability:
     def note_apart(self) -> None:
         """Record that a host has reported another host as unreachable.
 
-        More such reports may follow. If one of the two hosts has ended, the controller must have time to detect its
+        More such reports may follow. If one of the two hosts has failed, the controller must have time to detect its
         silence before it evicts either host.
         """
         missed_s = 0.0 if self.options.host_timeout_s is None else self.options.host_timeout_s / 4 + _MISSED_S
@@ -114,8 +114,8 @@ class Reachability:
         involved = [agent for agent in self.living() if any(agent.name in pair for pair in apart)]
         limit_s = self.options.host_timeout_s
         if limit_s is not None and any(now - agent.heard > limit_s / 4 for agent in involved):
-            # One of these hosts may soon be declared lost because of its silence. Silence shows more reliably which
-            # host has failed than the reports of other hosts.
+            # One of these hosts may soon be declared lost because of its silence. Silence is more reliable evidence of
+            # a failure than the reports of other hosts.
             self._later("apart", _LOOK_S, self._evict_who_is_apart)
             return
         workers = Counter(
@@ -133,18 +133,18 @@ class Reachability:
     def transport_failed(self, segment: SpreadSegment, why: str) -> None:
         """Record that a host can no longer exchange data with the other hosts of the segment.
 
-        The job ends a moment later, unless one of the hosts has ended: then the end of that host is the reason.
+        The job ends a moment later with this reason, unless it turns out that one of the hosts has failed.
         """
         if not self._transport_failed:
             self._transport_failed = True
             self._loop.call_later(_HOST_FIRST_S, self._tell_of_failure, segment, why)
 
     def are_apart(self) -> bool:
-        """Return whether some hosts can't reach each other. If so, it is decided soon which host counts as lost."""
+        """Return whether some hosts can't reach each other. If so, the controller soon declares one of them lost."""
         return bool(self._apart())
 
     def is_in_trouble(self) -> bool:
-        """Return whether hosts can't reach each other, or may not: an exchange between hosts has failed recently."""
+        """Return whether some hosts can't reach each other, or an exchange between hosts has failed recently."""
         return self._transport_failed or self.are_apart()
 
     def _tell_of_failure(self, segment: SpreadSegment, reason: str) -> None:

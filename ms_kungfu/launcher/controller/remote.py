@@ -59,7 +59,7 @@ class RemoteHosts:
         self.was_left = False  # whether a host has left this controller after the controller was paused
         self.lease: LeadershipLease | None = None  # this controller's leadership lease
         self.stuck_sure_s = stuck_sure_s(env.COLLECTIVE_TIMEOUT.get(machine.environ))
-        # the reports of the hosts of a running job that have registered with this controller
+        # host -> its report, if this controller continues a running job
         self.reports: dict[str, m.ResyncReport] = {}
         self.agents: dict[str, RemoteAgent] = {}
         self.gathering = HostGathering(options, machine, self.agents, resumes)
@@ -74,7 +74,7 @@ class RemoteHosts:
         self._last_words: m.End | None = None  # the message that each host gets when the job ends
 
     async def gather(self, timeout_s: float) -> None:
-        """Wait until all hosts have registered. Raise StartError if a host doesn't."""
+        """Wait until all hosts have registered. Raise StartError if a host doesn't register within `timeout_s`."""
         self.reachability.watch()
         await self.gathering.gather(timeout_s)
         if self.options.cpu_isa != NATIVE:
@@ -146,7 +146,7 @@ class RemoteHosts:
         return SpreadSegment(self, cluster, 0, recovers, is_made=True)
 
     def close_all_but(self, known: Collection[int], reports: Mapping[str, m.ResyncReport]) -> None:
-        """Close the segments of all cluster versions that aren't in `known`, which an earlier controller has made."""
+        """Close the segments that an earlier controller has made for cluster versions that aren't in `known`."""
         for host, report in reports.items():
             for version in set(report.losses).difference(known):
                 self.agents[host].send(m.Close(version))
@@ -223,7 +223,8 @@ class RemoteHosts:
             return False
         watch = HangWatch(self.options.peer_timeout_s or math.inf)
         look_s = told_each_s(watch.period_s, env.COLLECTIVE_TIMEOUT.get(self.machine.environ))
-        secret = None if self.options.secret else self._start.secret  # a host knows a secret that the user has set
+        # Each host already knows a secret that the user has set.
+        secret = None if self.options.secret else self._start.secret
         lease = None if self.lease is None else self.lease.since
         channel.send(m.Registered(self._start.writer, look_s, secret, lease, warning))
         channel.set_silence(self.options.host_timeout_s)
@@ -291,14 +292,14 @@ class RemoteHosts:
     def tell_lease(self) -> None:
         """Notify the hosts that this controller has acquired the lease again.
 
-        Without this message, if this controller failed later, a host would find the new lease in the store, and would
-        mistake this controller for a new one.
+        Without this message, a host that later finds the new lease in the store would mistake this controller for a
+        new one.
         """
         for agent in self.reachability.living():
             agent.send(m.NewLease(0 if self.lease is None else self.lease.since))
 
     def hold_deadlines(self, held: bool) -> None:
-        """Hold the deadlines of all workers, on each host, while `held`."""
+        """Stop the deadlines of all workers if `held` is set. Otherwise, let the deadlines continue."""
         self._holds_deadlines = held
         for agent in self.reachability.living():
             agent.send(m.Hold(held))

@@ -143,12 +143,12 @@ class RemoteAgent:
         self.segments: dict[int, SpreadSegment] = {}  # segments that the host holds, or is making
         self.lost = ""  # why the host is lost
         self.is_confirmed = False  # whether the host has sent a message since it registered
-        self._farewell = ""  # the reason that the host has reported for its end
+        self._farewell = ""  # why the host's launcher ends, as it has reported
         self._last_words: m.End | None = None  # the message to a host that was declared lost, until it is sent
         self.apart: dict[tuple[int, str], str] = {}  # (version, host that this host can't reach any more) -> reason
         # after `RemoteHosts.checkpoint`, set when the host's checkpoints are written or the host is lost
         self.checkpointed = asyncio.Event()
-        self.is_watched = False  # whether it reports its workers' activity
+        self.is_watched = False  # whether the host reports its workers' activity
         self.memory: dict[int, int] = {}  # key of a process -> its resident memory in bytes, while it is watched
         self.early: list[m.FromHost] = []  # messages that arrived before `RemoteHosts.attend`
         self._owner = owner
@@ -257,7 +257,7 @@ class RemoteAgent:
             return self.trouble_with(error)
 
     def trouble_with(self, error: Exception) -> str:
-        """Handle `error`, which a message of this host caused: the host is lost, and the job continues."""
+        """Return the reason with which to declare this host lost, because one of its messages caused `error`."""
         if isinstance(error, ProtocolError):
             return f"{PROGRAM} on host {self.name} sent an invalid message: {error}"
         _log.error(
@@ -346,7 +346,9 @@ class RemoteAgent:
             self.send(m.Answer(number, m.Error(f"{named} is not on host {self.name}")))
             return
         if len(self._asking) >= _MAX_ASKING:
-            self.send(m.Answer(number, m.Error("too many requests of workers on this host wait; retry later")))
+            self.send(
+                m.Answer(number, m.Error(f"{_MAX_ASKING} worker requests on this host wait already; retry later"))
+            )
             return
         asker = self._asking[number] = _RemoteAsker(self, number)
         try:

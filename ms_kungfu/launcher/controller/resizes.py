@@ -123,7 +123,7 @@ class Resizes:
         coordinator.last_version = cluster.version
         try:
             self.check(cluster)
-        except HostError as error:  # a separate config server accepts it, since it doesn't know the job's hosts
+        except HostError as error:  # a separate config server doesn't know the job's hosts, so it accepts any cluster
             _log.error('cluster rejected: version=%d reason="%s"', cluster.version, error)
             broker.refuse(cluster.version, str(error))
             job.history.desired(cluster, coordinator.newest, writer, refused=str(error))

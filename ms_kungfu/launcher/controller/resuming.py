@@ -45,7 +45,9 @@ def resume(
     for process in manager.processes.of_standing(Standing.MEMBER):
         if process.peer is not None and process.peer in lost and process.host in reports:
             process.state = WorkerState.UNKILLABLE  # the previous controller continued the job without this process
-            broker.mark_lost(process.peer, "the previous controller gave it up", process.incarnation, True, False)
+            broker.mark_lost(
+                process.peer, "was declared failed by the previous controller", process.incarnation, True, False
+            )
     for process in manager.processes.of_standing(Standing.JOINING):
         manager.starting.limit_join(process, process.incarnation)
     for process in manager.processes.of_standing(Standing.LEAVING):
@@ -98,7 +100,7 @@ def _enter_unreported(
             incarnation = versions.meant_by(peer, version)
             is_lost = peer.host not in reports
             if version <= versions.lost_hosts.get(peer.host, -1):
-                continue  # the snapshot says already that the worker's host is lost
+                continue  # the snapshot already says that the worker's host is lost
             if peer in ended_peers or not (is_lost or version == current.version) or _has(manager, peer, version):
                 continue
             process = manager.starting.known(None, "", peer.host, peer, incarnation, rank)

@@ -112,8 +112,7 @@ def in_loop(function: Callable[[T], None]) -> Callable[[T], None]:
 class StoreWatcher:
     """Call `on_cluster` with each newer cluster, from a separate thread.
 
-    `newest` returns the newest cluster that the job can run. The version number of that cluster is the newest number
-    that is known.
+    `newest` returns the newest cluster that the job can run. Its version number is the newest known version number.
 
     If a store restarts without its state (a config server keeps nothing on disk), the watcher writes the newest
     cluster again. The next change then continues from the version of that cluster. If `puts_back` is set, the watcher
@@ -178,14 +177,14 @@ class StoreWatcher:
                 self.machine.sleep(_RETRY_S)
                 continue
             if found is None and self.machine.monotonic() - begin < _RETRY_S:
-                self.machine.sleep(_RETRY_S)  # for a server without long poll
+                self.machine.sleep(_RETRY_S)  # a server without long polling answers at once
 
     def _put_back(self, known: Cluster) -> None:
         """Write the cluster into a store that has none.
 
         A store that has lost its state accepts the same version number again, so the workers needn't adopt another
-        cluster version. If a client has deleted the cluster, the store rejects numbers that it has had before. Then the
-        cluster gets the next number.
+        cluster version. If a client has deleted the cluster, the store rejects version numbers that were used before.
+        In this case, the cluster gets the next number.
         """
         try:
             self.store.put(known)

@@ -1,7 +1,7 @@
 """The shared memory of each cluster version, called a segment.
 
-The controller lets the hosts create a segment before it notifies workers of the version. After failures it lets them
-update the segment, and later close it.
+The controller makes the hosts create a segment before it notifies workers of the version. After failures, it makes the
+hosts update the segment, and later close it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Segments:
     def of(self, cluster: Cluster) -> SpreadSegment:
         """Return the segment of a cluster version, and start making it if there is none.
 
-        The segment is made before the members are notified of the version, so that they needn't wait for it. It is also
-        made before the commit, so that each member has one.
+        The segment is complete before the members are notified of the version, so they needn't wait for the segment.
+        It is also complete before the commit, so each member has a segment.
 
         Raises:
             NotMadeYet: if the segment is still being made; call again later.
@@ -85,8 +85,8 @@ class Segments:
     def resume(self, there: Mapping[int, SpreadSegment], losses: Mapping[int, Sequence[m.Loss]]) -> None:
         """Take over the segments of the known versions, which an earlier controller has made.
 
-        `losses`: the failures that some host was notified of, in the order of the notifications. Now all hosts are
-        notified of them.
+        `losses`: the failures of which at least one host was notified, in the order of the notifications. `resume`
+        notifies all hosts of these failures.
         """
         self.open.update(there)
         for version, each in losses.items():
@@ -107,7 +107,7 @@ class Segments:
         segment.lose_host(host)
 
     def mark_lost(self, peer: PeerID, incarnation: int, reason: str, recover: bool, reaped: bool) -> None:
-        """Notify all members of the versions that contain this process that it has failed.
+        """Notify all members of the versions that contain this process of its failure.
 
         Segments that are made later will contain the failure, too.
         """
@@ -169,7 +169,7 @@ class Member(Protocol):
 
     name: str
     lost: str  # why the host is lost
-    segments: dict[int, SpreadSegment]  # segments of which the host has a part or is making it
+    segments: dict[int, SpreadSegment]  # segments of which the host has made, or is making, its part
     apart: dict[tuple[int, str], str]  # (version, host that it can't reach any more) -> reason
 
     def send(self, message: m.FromController) -> None: ...
@@ -199,18 +199,18 @@ class SpreadSegment:
     """
 
     def __init__(self, owner: Owner, cluster: Cluster, attempt: int, recovers: bool, is_made: bool = False) -> None:
-        """Begin to make the segment, unless `is_made`: then it exists on all registered hosts already."""
+        """Begin to make the segment. `is_made`: the segment already exists on all registered hosts."""
         self.cluster, self.attempt = cluster, attempt
         self.words: dict[int, str] = {}  # why each rank can't continue
         self.beats: dict[int, int] = {}
         # host -> which of its ranks wait for which rank, and when the host reported that
         self._waits: dict[str, tuple[list[tuple[int, int, bool]], float]] = {}
         self._progress: dict[int, tuple[Progress, float]] = {}  # rank -> its progress, and the report's time
-        self._doing: dict[int, tuple[m.Doing, float]] = {}  # rank -> what it does, and the time of the report
+        self._doing: dict[int, tuple[m.Doing, float]] = {}  # rank -> its activity, and the report's time
         self._owner = owner
         self._recovers = recovers
-        # The hosts when this object was created. A host that is lost and comes back counts as a different host, which
-        # doesn't have this segment.
+        # The version's hosts when this object was created. A host that is lost and comes back counts as a different
+        # host, which doesn't have this segment.
         self._agents = [owner.agents[host] for host in cluster.hosts if host in owner.agents]
         self._missing: dict[str, asyncio.Future[None]] = {}  # hosts that haven't reported their part yet
         self._is_made = is_made
@@ -285,7 +285,7 @@ class SpreadSegment:
         return agent in self._agents
 
     def check_made(self) -> None:
-        """Raise `NotMadeYet` if the segment isn't complete yet, or the error because of which it can't be made."""
+        """Raise `NotMadeYet` if the segment isn't complete yet. If it can't be made, raise the error."""
         if self._trouble is not None:
             raise self._trouble
         if not self._is_made:
@@ -332,7 +332,7 @@ class SpreadSegment:
         return waits_between_hosts(waits_of, ranks)
 
     def set_ending(self, rank: int, ending: bool) -> None:
-        """Record whether `rank` is about to be ended. While it is, the ranks that wait for it don't time out."""
+        """Record whether the controller is about to end `rank`. If so, ranks that wait for `rank` don't time out."""
         self._tell(m.Ending(self.cluster.version, rank, ending))
 
     def note_progress(self, rank: int, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""What the controller writes to the leader snapshot before it notifies any worker or host."""
+"""Write the controller's decisions to the leader snapshot before any worker or host is notified."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class SnapshotWriter:
             job.workers.broker.prepare()
 
     def on_commit(self, version: int) -> None:
-        """Write to the snapshot that cluster version `version` is committed. The broker commits it only after that."""
+        """Write to the snapshot that cluster version `version` is committed. The broker commits it after the write."""
         self.job.in_background(self.job.leadership.act(lambda: self._commit(version)))
 
     async def _commit(self, version: int) -> None:

@@ -133,7 +133,7 @@ class StartOfWorkers:
             self._loop.call_soon(self.on_exit, process, m.Exited(process.key, CANT_RUN, str(error.strerror)))
 
     def limit_join(self, process: Process, version: int) -> None:
-        """Kill a process if it isn't ready to join `version` in time."""
+        """Kill a process if it isn't ready to join `version` within KUNGFU_JOIN_TIMEOUT."""
         process.join_timer = self._loop.call_later(self.begun.join_timeout_s, self._end_late, process, version)
 
     def _end_late(self, process: Process, version: int) -> None:

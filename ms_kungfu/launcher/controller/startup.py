@@ -1,4 +1,4 @@
-"""What a job gets before its first worker starts: a secret, the first cluster, and a store for the desired cluster."""
+"""Prepare a job before its first worker starts: the secret, the first cluster, and the store for the desired one."""
 
 from __future__ import annotations
 

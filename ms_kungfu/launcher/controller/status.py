@@ -38,7 +38,7 @@ def describe(document: dict[str, Any], manager: WorkerManager, coordinator: Coor
 
 
 def last_step(processes: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the last step that a member among the document's processes has ended; None if no step is known."""
+    """Return the highest step that a member among `processes` has finished, or None if no step is known."""
     steps = [each["step"] for each in processes if each["standing"] == Standing.MEMBER.value]
     return max((step for step in steps if step), default=None)
 

@@ -26,7 +26,8 @@ from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, Term
 _log = logging.getLogger(__name__)
 # time for the hosts of a running job to register with its new controller, unless -host-timeout sets it
 _GATHER_S = 10.0
-# Each controller has this many numbers for its attempts to make cluster versions, so that no two use the same number.
+# Each controller has this many numbers for its attempts to create shared memory, so that no two controllers use the
+# same number.
 _ATTEMPTS = 1 << 16
 
 

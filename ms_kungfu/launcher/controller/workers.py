@@ -204,7 +204,7 @@ class WorkerManager:
             await asyncio.sleep(_RETRY_S)
 
     async def commit_version(self, cluster: Cluster) -> None:
-        """Commit a version that the launcher has chosen, when its shared memory is made. Raise the hosts' errors."""
+        """Wait until the shared memory of `cluster` is made, and commit the version. Raise the hosts' errors."""
         while True:
             self._made.clear()
             try:
@@ -259,7 +259,7 @@ class WorkerManager:
                 self.events.worker_reports(process, report.events, report.steps)
 
     def on_exit(self, process: Process, event: m.Exited) -> None:
-        if process.state is WorkerState.EXITED:  # recorded before as lost with its host
+        if process.state is WorkerState.EXITED:  # already recorded when its host was lost
             return
         standing = self.processes.standing(process)
         self.processes.remove(process)
@@ -370,7 +370,7 @@ class WorkerManager:
                     self.prestarted.keep()  # the next standby waits until this one is ready
 
     def _on_trouble(self, trouble: str) -> None:
-        """Record why the shared memory of a version can't be made. Until it can be, the cluster stays unchanged."""
+        """Record why the shared memory of a version can't be made. The cluster stays unchanged until it is made."""
         if self.events.is_over:
             return
         if trouble != self._trouble:

@@ -20,7 +20,7 @@ _SIZES_SHOWN = 6
 @dataclass
 class _Failure:
     event: e.WorkerFailed
-    seen: e.FailureSeen | None = None  # what the survivors reported of it
+    seen: e.FailureSeen | None = None  # what the surviving workers reported about the failure
 
 
 @dataclass
@@ -67,7 +67,7 @@ class JobAccount:
             self.failed.append(_Failure(event))
         elif isinstance(event, e.FailureSeen):
             newest = next((each for each in reversed(self.failed) if each.event.rank == event.rank), None)
-            if newest is not None:  # an earlier failure of this rank was that of another worker
+            if newest is not None:  # earlier failures of this rank were those of other workers
                 newest.seen = newest.seen or event
         elif isinstance(event, e.StallEnded):
             self.stalls += 1

@@ -1,4 +1,4 @@
-"""Make the decisions for a job as a whole, and give a reason for each. Pure: the input is what the hosts report.
+"""Decide for a job as a whole, with a reason for each decision. Pure: decisions depend only on the hosts' reports.
 
 Two other modules contribute. `policy` decides how the job reacts to an event. `versions` decides which processes
 adopt which cluster version, and when.
@@ -32,9 +32,9 @@ class Coordinator:
         self.finishing = False  # whether a member has finished its program
         self.leaving: set[PeerID] = set()  # members that have permission to leave
         self.vacant: list[int] = []  # slots that need a new worker
-        self.pausing: list[int] = []  # slots that get a new worker after a pause, which is the same for all of them
+        self.pausing: list[int] = []  # slots that get a new worker after the present pause
         self._filled: dict[int, list[float]] = {}  # slot -> times at which a replacement worker got the slot
-        self._late: dict[int, int] = {}  # slot -> how many joining workers in a row weren't ready in time
+        self._late: dict[int, int] = {}  # slot -> how many of its joining workers in a row missed the join timeout
         self._state = Situation(recover=options.recover, min_size=options.min_size, max_restarts=options.max_restarts)
 
     def decide(self, event: WorkerExited | WorkerWorksOn, count: Headcount) -> Verdict:
@@ -97,8 +97,7 @@ class Coordinator:
             slot: the slot of the exited process.
             is_late: whether the exited process wasn't ready to join in time.
 
-        Returns:
-            How many processes in a row weren't ready in time in this slot, including the exited process. 0 if the
+        Returns: How many processes in a row in this slot weren't ready in time, including the exited process. 0 if the
             exited process was ready in time.
         """
         self._late[slot] = self._late.get(slot, 0) + 1 if is_late else 0
@@ -116,8 +115,8 @@ class Coordinator:
     def members_to_leave(self, living: Collection[PeerID]) -> set[PeerID]:
         """Return the members that leave, or whose host leaves; an empty set if no other member would be left.
 
-        Each call looks up the leaving hosts again. Another writer of the cluster may not know that a host leaves. That
-        writer may list the host's workers again or add workers on the host.
+        Each call looks up the leaving hosts again, because another writer of the cluster may not know that a host
+        leaves, and may list workers on this host again.
         """
         leaving = self.leaving | self.going(living)
         return set() if leaving.issuperset(living) else leaving
@@ -150,7 +149,8 @@ class Coordinator:
     def has_other_hosts(self, cluster: Cluster) -> bool:
         """Return whether the slots that `cluster` lists differ from the slots of the job's present hosts.
 
-        If they differ, the same workers adopt one more version. That takes milliseconds, and hosts change rarely.
+        If they differ, the job adopts one more version with the same workers. This takes milliseconds, and hosts
+        change rarely.
         """
         return cluster.slots != self.hosts.described(cluster).slots
 

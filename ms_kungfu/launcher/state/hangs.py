@@ -3,7 +3,7 @@
 A separate thread in each worker counts heartbeats. A worker that has counted no heartbeat yet is importing or
 compiling. Such a worker counts as hung only while it is stopped (SIGSTOP). A worker whose heartbeat thread waits for a
 core doesn't hang, because the thread continues as soon as it gets a core. The states of the worker's other threads
-don't matter: threads that compute spin, so they are runnable even in a worker that hangs.
+don't matter: computing threads wait by spinning, so they are runnable even in a worker that hangs.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class HangWatch:
             is_starved: returns whether a worker's heartbeat thread waits for a core. It is called for workers whose
                 count hasn't changed.
         """
-        # If the launcher itself hasn't run for a while, the workers may not have run either. So a long gap counts as
-        # `_MAX_GAP_S`.
+        # If the launcher itself hasn't run for a while, the workers may not have run either. So a longer gap counts as
+        # only `_MAX_GAP_S`.
         passed = 0.0 if self._last_look is None else min(now - self._last_look, _MAX_GAP_S)
         self._last_look = now
         self._still_s = {
@@ -81,7 +81,7 @@ def is_starved(pid: int) -> bool:
 
 
 def waits_for_a_core(pid: int) -> bool:
-    """Return whether a process that got SIGKILL hasn't ended because one of its threads is waiting for a core."""
+    """Return whether a thread of the process waits for a core, so that the process can't end after SIGKILL."""
     return any(map(_is_runnable, _threads(pid)))
 
 
@@ -97,7 +97,7 @@ def _threads(pid: int, name: str = "") -> list[Path]:
 
 
 def _is_runnable(task: Path) -> bool:
-    """Return whether the thread is running or is waiting for nothing but a core."""
+    """Return whether the thread is running or waits only for a core."""
     with contextlib.suppress(OSError):
         return stat_of(f"{task.parts[2]}/task/{task.name}")[0] == "R"
     return False

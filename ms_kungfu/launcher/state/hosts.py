@@ -76,8 +76,8 @@ class Hosts(Struct, frozen=True):
     Args:
         each: the hosts.
         self_name: the name of the host that is this machine.
-        head_name: the name of the host that controls the job. This is the host that runs the config server or is
-            closest to it; by default it is the first host.
+        head_name: the name of the host that controls the job. This is the host that runs the config server, or by
+            default the first host.
         most: the limit on the number of workers, if there is one.
         placement: how workers are assigned to hosts (`Cluster.resized`).
         ports: the ports of all workers, if a worker's port determines its slot (``--msrun``).
@@ -178,11 +178,11 @@ class Hosts(Struct, frozen=True):
 
     @property
     def max_workers(self) -> int:
-        """Return how many workers the job may have at most."""
+        """Return the maximum number of workers of the job."""
         return min(MAX_WORKERS_OF_HOSTS if self.is_several else MAX_WORKERS, self.most or MAX_WORKERS_OF_HOSTS)
 
     def has_room(self, size: int) -> bool:
-        """Return whether the hosts have enough slots for `size` workers, and the job may have that many."""
+        """Return whether the hosts have enough slots for `size` workers, and the job's limit allows this size."""
         return size <= (self.max_workers if self.slots is None else min(self.slots, self.max_workers))
 
     def first_cluster(self, size: int, ports: range, control_port: int, version: int) -> Cluster:
@@ -212,7 +212,7 @@ class Hosts(Struct, frozen=True):
         return self.described(Cluster(workers, runners, version))
 
     def described(self, cluster: Cluster) -> Cluster:
-        """Return `cluster` with the host information that a client needs to resize it. A single host needs none."""
+        """Return `cluster` with the host information that a client needs to resize it. A one-host job needs none."""
         if not self.is_several:
             return cluster
         runners = {runner.host: runner for runner in cluster.runners}
@@ -259,8 +259,8 @@ class Hosts(Struct, frozen=True):
         """Check that these hosts can run `cluster`, and that a living member would keep the training state.
 
         Args:
-            cluster: the cluster to check. Its writer may list workers of `ended` and `going` on removed or leaving
-                hosts, because it may not know yet that these workers end.
+            cluster: the cluster to check. Its writer may list workers in `ended` and `going` on removed or leaving
+                hosts, because the writer may not know yet that these workers end.
             members: the living members. If there are none, there is no training state to keep.
             ended: the workers that have exited.
             going: the workers that leave together with their host.
@@ -306,7 +306,7 @@ class Hosts(Struct, frozen=True):
 
 
 def parse_ports(text: str) -> range:
-    """Return the ports that the value of ``-port-range`` means."""
+    """Return the ports that the value of ``-port-range`` specifies."""
     try:
         return env.port_range(text)
     except ValueError:
@@ -338,7 +338,7 @@ def _is_count(text: str) -> bool:
 
 
 def _name(text: str) -> str:
-    """Return a name or address in its normal form, which is the same on all hosts. Names get lower case."""
+    """Return a name or address in its normal form, which is the same on all hosts. Names become lower case."""
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     try:
         address = ipaddress.ip_address(bare)
@@ -398,8 +398,8 @@ def _parse_line(words: Sequence[str]) -> Host:
 def identify(hosts: Sequence[Host], own: str | None, interface: str | None) -> str:
     """Return the name of the host in `hosts` that is this machine.
 
-    ``-self`` names this host, or ``-nic`` names a network interface with the host's address. Without both flags, this
-    machine is the only host whose address it can bind.
+    ``-self`` names this host, or ``-nic`` names a network interface with the host's address. Without these flags, the
+    result is the only host whose address this machine can bind.
 
     Raises:
         HostError: no host or more than one host matches, or the other hosts can't reach the matching address.
@@ -437,7 +437,7 @@ def _identified(addresses: dict[str, list[str]], own: str | None, interface: str
         return _the_one(mine, f"-nic {interface}")
     mine = [name for name, known in addresses.items() if any(map(network.is_of_this_machine, known))]
     if not mine:
-        raise HostError(f"this machine has none of the addresses of the hosts {listed}; is -H right?")
+        raise HostError(f"this machine has none of the addresses of the hosts {listed}; correct -H")
     return _the_one(mine, "this machine")
 
 

@@ -9,9 +9,9 @@ This module uses no clock and no I/O.
 2. Each host reports everything else to the next controller: its running workers, its exited workers, and the failures
    of which it was notified.
 
-3. The snapshot needs no list of failures. The controller reports failures to all hosts in the same order. So of any two
-   hosts' lists of failures, one begins with all of the other. The longest list among the remaining hosts applies to all
-   of them.
+3. The snapshot needs no list of failures. The controller reports failures to all hosts in the same order. So of any
+   two hosts' lists of failures, the shorter list is a prefix of the longer one. The longest list among the remaining
+   hosts applies to all of them.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class LeaderSnapshot(Struct, frozen=True):
     def taken_by(self, host: str) -> LeaderSnapshot:
         """Return the snapshot that a controller on `host` writes when it acquires the lease.
 
-        A second call changes nothing more, because a controller that doesn't know whether its write succeeded repeats
-        it.
+        A second call changes nothing more. This matters if the controller repeats a write whose result it doesn't
+        know.
         """
         heads = dict.fromkeys((*self.before, self.head))
         return replace(self, head=host, before=tuple(head for head in heads if head != host))
@@ -114,8 +114,8 @@ class LeaderSnapshot(Struct, frozen=True):
     def has(self, cluster: Cluster) -> bool:
         """Return whether `cluster`, which the store contains, belongs to this job.
 
-        It may instead belong to an earlier job. If that job's controller can't move to another host, the job has
-        written no snapshot.
+        Otherwise, `cluster` may belong to a job that has written no snapshot, because its controller can't move to
+        another host.
         """
         committed = self.versions.current
         known = committed is not None and cluster.version <= committed.version

@@ -17,7 +17,7 @@ from ms_kungfu.launcher.wire import messages as m
 class LocalController(Protocol):
     """The controller of the job (`controller.Controller`), as the launcher in the same process sees it.
 
-    That launcher also exchanges messages with the controller, as all other launchers do.
+    Like all other launchers, that launcher also exchanges messages with the controller.
     """
 
     last_words: str | None

@@ -149,7 +149,7 @@ def leaves(who: str, why: str, has_steps: bool, left: int, min_size: int) -> Ver
     `has_steps`: whether the worker has begun to train, as far as the controller knows.
     """
     if left < min_size:
-        # The worker got permission to leave, but other workers have failed since then.
+        # The worker got permission to leave, but other workers have failed in the meantime.
         return Verdict(Action.CONTINUE, f"{who} stays: {would_be_left(left, min_size)}")
     unknown = f". {FORGOTTEN} It has reported no step, and workers leave only at the end of a step"
     return Verdict(Action.SHRINK, f"{who} is leaving: {why}; the others go on{'' if has_steps else unknown}")
@@ -171,7 +171,7 @@ def decide(event: WorkerExited | WorkerWorksOn, state: Situation) -> Verdict:
         if event.restarts < state.max_restarts:
             return Verdict(Action.REPLACE, f"{reason}; another worker is started")
         others = counted(event.restarts, "other")
-        return Verdict(Action.SHRINK, f"{reason}, like {others} recently; it was the last{named}")
+        return Verdict(Action.SHRINK, f"{reason}, like {others} recently; it isn't replaced{named}")
     if event.standing is Standing.JOINING and event.code == 0:
         reason = f"{event.who} exited before it joined the cluster; does the program call ms_kungfu.init()?"
         return after_end(reason, state) or Verdict(Action.SHRINK, reason)
@@ -193,8 +193,7 @@ def after_end(reason: str, state: Situation) -> Verdict | None:
     if state.members or state.leaving:
         return None
     if state.first_failure is not None and not state.finished:
-        # This is also the case if the last worker to exit was leaving: the others failed before they could go on
-        # without it.
+        # This also applies if the last worker was leaving: the others failed before they could go on without it.
         first = _cause(state.first_failure, state.program_failure)
         reason = f"no worker is left; the first failure: {first.reason}"
         return Verdict(Action.FAIL, reason, first.exit_code, failed=first.key)
@@ -207,7 +206,7 @@ def after_end(reason: str, state: Situation) -> Verdict | None:
 
 
 def _cause(first: Failure, of_program: Failure | None) -> Failure:
-    """Return the failure that is reported as the cause: a program's failure rather than one of the launcher."""
+    """Return the failure to report as the cause. A program's failure takes precedence over one of the launcher."""
     return of_program if first.is_of_launcher and of_program is not None else first
 
 
@@ -216,7 +215,7 @@ def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Ver
     before = f"; {state.first_to_finish} was the first to end, with code 0" if state.first_to_finish else ""
     if state.recover is Recover.FAIL:
         return Verdict(Action.FAIL, failure.reason + before, failure.exit_code, failed=failure.key)
-    if event.standing is Standing.JOINING and state.finished:  # its failure doesn't matter: no member is left to join
+    if event.standing is Standing.JOINING and state.finished:  # the failed worker would find no member to join
         return after_end(failure.reason, state) or Verdict(Action.CONTINUE, failure.reason)
     own = failure if not event.error and fails_by_itself(event.code) else None
     first = _cause(state.first_failure or failure, state.program_failure or own)
@@ -228,7 +227,7 @@ def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Ver
         if first != failure:
             before = f"; no worker is left; the first failure: {first.reason}{before}"
         elif by_sigterm:
-            before = f"; no worker is left without a SIGTERM{before}"
+            before = f"; all remaining workers got a SIGTERM{before}"
         return Verdict(Action.FAIL, failure.reason + before, first.exit_code, failed=first.key)
     if state.members - terminated < state.min_size:
         reason = f"{failure.reason}; {would_be_left(state.members - terminated, state.min_size)}"
@@ -308,7 +307,7 @@ def revised(
         keep = [worker for worker in living if worker not in removed][:1] + keep
     if not any(worker in living for worker in keep):
         return None  # no living member is left, so the job is about to fail
-    # The next version's number must follow the newest version in the store, which `newest` may not be.
+    # The next version's number must follow the newest version in the store, which may be newer than `newest`.
     following = replace(newest.following(keep), version=last_version + 1)
     if following.workers != newest.workers or last_version > newest.version or is_stale:
         return following

@@ -10,14 +10,14 @@ process. Workers are prestarted for two reasons, and the same rules apply to bot
   is valid for one cluster version. If another version is desired, the hint starts no more workers. Existing standbys
   stay until the members report again, because the other version may need them.
 
-*Hosts.* Standbys run on the hosts to which a resize would assign the next workers (`next_slots`). If the cluster
-changes, so that these are other hosts, the standbys are replaced.
+*Hosts.* Standbys run on the hosts to which a resize would assign the next workers (`next_slots`). If these hosts
+change together with the cluster, the standbys are replaced.
 
 *Cores.* A process that starts uses a core for some seconds. This slows down training on a machine without free cores.
 So only a few processes start at the same time (`to_start`), and the next ones start when these are ready. A nice value
-doesn't help: the start then only takes longer, and the resize may begin before its end. If the workers use all cores, a
-process with a nice value may never be ready. Without root, the nice value can't be lowered again when the standby
-becomes a worker (RLIMIT_NICE is 0).
+doesn't help: the process then only starts more slowly, and the resize may begin before it is ready. If the workers use
+all cores, a process with a nice value may never be ready. Without root, the nice value can't be lowered again when the
+standby becomes a worker (RLIMIT_NICE is 0).
 
 *Memory.* A standby uses as much memory as a worker. A standby starts only if the host has memory for two workers,
 because workers grow, and a starting process hasn't allocated its memory yet. Only the host knows how much memory it
@@ -64,7 +64,10 @@ def next_slots(cluster: Cluster, count: int) -> list[str]:
 
 
 def start_at_once(cores: int, idle: int) -> int:
-    """Return how many expected workers may start at the same time on a host with `cores` cores; `idle` are unused."""
+    """Return how many expected workers may start at the same time on a host.
+
+    `idle`: how many of the host's `cores` cores are unused.
+    """
     return max(1, cores // _PART_OF_THE_CORES, idle)
 
 

@@ -1,4 +1,4 @@
-"""Find the ranks that keep others waiting so long that it counts as a stall (`job_events.StallBegan`).
+"""Find the ranks for which others wait so long that the wait counts as a stall (`job_events.StallBegan`).
 
 This module uses no clock and no I/O.
 
@@ -7,8 +7,8 @@ This module uses no clock and no I/O.
    operation (`stuck.stuck_among`).
 
 2. A stall begins if each check during `STALL_S` has found the same process at the end of a chain, and the process
-   hasn't finished a step in that time. So if the program counts steps, a rank that is the last one in each step is a
-   straggler and doesn't cause a stall. (`test_slow_rank_that_makes_steps_is_no_stall`.)
+   hasn't finished a step in that time. So if the program counts steps, a rank that is only the slowest in each step is
+   a straggler and doesn't cause a stall. (`test_slow_rank_that_makes_steps_is_no_stall`.)
 
 3. A stall ends at the first check that doesn't find the process at the end of a chain, or that finds that the process
    has finished a step.

@@ -68,7 +68,7 @@ class JobStatistics:
         self._said_at = self._each_said_at = self.now
         self._loss: object = None
         self._lasting: dict[str, float | int] = {}  # values that an event contains only if they have changed
-        self._said: dict[str, float | int] = {}  # these values in the last events
+        self._said: dict[str, float | int] = {}  # the values of `_lasting` in the last events
 
     def add(self, rank: int, report: StepReport) -> None:
         """Add the report that a rank has sent."""
@@ -90,7 +90,7 @@ class JobStatistics:
         self._lasting.update({k: v for k in _LASTING if (v := getattr(report, k)) is not None})
 
     def changed(self, now: float) -> None:
-        """Record that the cluster has changed, so that from now on a rank may be another worker."""
+        """Record that the cluster has changed. From now on, a rank may belong to another worker."""
         self.latest.clear()
         self._each.clear()
         self._each_said_at = now

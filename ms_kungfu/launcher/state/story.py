@@ -50,14 +50,14 @@ class _Teller:
         self.events = events
         self.first = next((event.time for event in events if event.time is not None), 0.0)
         self.account = JobAccount()
-        self.delays: dict[int, e.StepDelayed] = {}  # place of a stall -> the long step that it caused
+        self.delays: dict[int, e.StepDelayed] = {}  # index of a stall's event -> the long step that the stall caused
         for place, event in enumerate(events):
             if isinstance(event, e.StallBegan) and (delay := _delay(event, self._later(place))) is not None:
                 self.delays[place] = delay
         self.explained = {id(delay) for delay in self.delays.values()}
 
     def _later(self, place: int) -> Iterator[e.Event]:
-        """Yield the events behind a place in the log. A caller that stops early reads no more of them."""
+        """Yield the events after index `place`, one by one, so that a caller can stop early."""
         return (self.events[each] for each in range(place + 1, len(self.events)))
 
     def tell(self) -> list[Chapter]:
@@ -125,9 +125,9 @@ class _Teller:
 
     @staticmethod
     def _reply(event: e.WorkerFailed, later: Iterable[e.Event]) -> e.FailureSeen | e.VersionCommitted | None:
-        """Return the event with which the survivors reported this failure, or the change that came before it.
+        """Return the survivors' report of this failure, or the next committed version if it came before that report.
 
-        Return None if there is neither before the same rank fails again.
+        Return None if the same rank fails again before both.
         """
         for each in later:
             if isinstance(each, e.VersionCommitted) or (isinstance(each, e.FailureSeen) and each.rank == event.rank):
@@ -237,7 +237,8 @@ class _Teller:
     ) -> tuple[e.StallEnded | None, e.RuntimeMessage | None, bool]:
         """Return the end of a stall, the first message of a waiting rank, and whether the log may contain the end.
 
-        It doesn't if the same rank's next stall begins first: another controller has taken over the job.
+        The log lacks the end if the same rank's next stall begins first: another controller has taken over
+        the job.
         """
         end, heard = None, None
         for each in later:

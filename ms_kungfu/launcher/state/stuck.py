@@ -10,18 +10,18 @@ sleeping rank's deadline has passed, the rank also writes that its wait is overd
    processes. At least one of these waits is overdue. If ranks wait for each other in a circle, they have called
    different operations, and none of them is stuck. (`test_circle_has_no_stuck_rank`.)
 
-2. The controller acts only if each check during some time has found the process stuck. So a rank that reaches the
-   collective in that time isn't considered stuck. A host's report expires within that time, so a host whose launcher
-   gets no core can't confirm that a rank is stuck. (`test_rank_that_arrives_is_not_confirmed`,
+2. The controller acts only if each check within `stuck_sure_s` seconds has found the process stuck. So a rank that
+   reaches the collective in this time isn't considered stuck. A host's report expires within this time, so a host
+   whose launcher gets no core can't confirm that a rank is stuck. (`test_rank_that_arrives_is_not_confirmed`,
    `test_single_report_confirms_no_rank`.)
 
 3. From the decision to end a stuck process until the process has ended, the other ranks don't time out
-   (`Board::SetEnding`). Without this, they would fail because they wait for a rank that is being ended. If that rank
-   reaches the collective before it is ended, no wait is overdue any more, and the rank continues.
+   (`Board::SetEnding`). Otherwise, they would fail because they wait for a rank that the controller is about to end.
+   If that rank reaches the collective before it is ended, no wait is overdue any more, and the rank continues.
 
-If the ranks are on several hosts, a rank waits for its host's inter-host transport. While no rank waits for its host's
-transport, the transport waits for the ranks of that host. While at least one rank waits for it, the transport waits for
-the other hosts' transports, unless it waits for a rank of its host.
+If the ranks are on several hosts, a rank waits for its host's inter-host transport. While no rank waits for the
+transport, the transport counts as waiting for its host's ranks. Otherwise, it counts as waiting for the other hosts'
+transports, unless the host reports that the transport waits for a rank.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 _ALL_TRANSPORTS = ""  # no host has this name
 _SURE_S = 1.2
-_LOOK_SHARE = 0.4  # a host reports at least this often, as a fraction of the time that `stuck_sure_s` returns
+_LOOK_SHARE = 0.4  # the longest interval between a host's reports, as a fraction of `stuck_sure_s`
 
 
 def stuck_sure_s(timeout_s: float) -> float:
-    """Return for how many seconds each check has to find a rank stuck. `timeout_s`: the timeout of a collective."""
+    """Return for how many seconds every check must find a rank stuck. `timeout_s`: the timeout of a collective."""
     return min(_SURE_S, timeout_s / 8)
 
 
@@ -107,7 +107,7 @@ def waits_between_hosts(
 
 
 class StuckWatch(Generic[K]):
-    """Report the processes that each check during `sure_s` seconds has found stuck."""
+    """Report the processes that every check during `sure_s` seconds has found stuck."""
 
     def __init__(self, sure_s: float) -> None:
         self._sure_s = sure_s

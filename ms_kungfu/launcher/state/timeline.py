@@ -7,9 +7,9 @@ The offset between two hosts' clocks is found from the collectives that are in t
 1. A collective ends at a rank only after it has begun at every rank. Suppose that it lasts from `b1` to `e1` by the
    first host's clock and from `b2` to `e2` by the second host's clock. Then the second clock is ahead of the first by
    at least `b2 - e1` and at most `e2 - b1`. (`test_offset_of_hosts_is_within_its_error`)
-2. Each collective gives a lower and an upper bound of the offset at the time of the collective. At another time these
-   bounds are wider, because the clocks may have drifted apart at the rate `DRIFT`. The offset is the middle between the
-   highest lower bound and the lowest upper bound. Its error is half of their distance.
+2. Each collective gives a lower and an upper bound of the offset at the time of the collective. At other times, these
+   bounds are wider, because the clocks may have drifted apart at the rate `DRIFT`. The offset is the middle between
+   the highest lower bound and the lowest upper bound. Its error is half of their distance.
    (`test_drifting_clocks_stay_within_the_error`)
 3. Two traces contain the same collective if cluster version, name and number are equal. Only collectives whose result
    needs every rank's data are used.
@@ -59,7 +59,7 @@ Times = tuple[float, float]
 
 @dataclass
 class WorkerTrace:
-    """The sums and times that are kept of one worker's trace. The caller adds each event of the trace once."""
+    """The sums and times from one worker's trace. The caller adds each event of the trace once."""
 
     host: str = ""
     pid: int = 0
@@ -67,7 +67,7 @@ class WorkerTrace:
     clock: str = ""
     unix_us: float = 0.0
     monotonic_us: float = 0.0
-    is_known: bool = False  # whether the trace has described its worker, with `kungfu_begin`
+    is_known: bool = False  # whether the trace contains `kungfu_begin`, which describes its worker
     lost: int = 0
     is_cut: bool = False  # whether the file has reached its size limit
     ranks: list[int] = field(default_factory=list)  # the worker's rank in each cluster version that it was in
@@ -164,10 +164,10 @@ def _common(one: Iterable[Times], other: Iterable[Times]) -> float:
 
 
 class Offset(Struct, frozen=True):
-    """The offset of a clock, which says by how much the clock is ahead of the timeline's clock.
+    """The offset of a clock: by how much the clock is ahead of the timeline's clock.
 
     Args:
-        times: the times at which the offset is known, by the clock that has the offset.
+        times: the times at which the offset is known, read from the clock with this offset.
         offsets: the offset at each of these times.
         error_us: the error of the offsets. It is infinite if the offset comes only from the hosts' time of day.
     """
@@ -177,7 +177,7 @@ class Offset(Struct, frozen=True):
     error_us: float
 
     def at(self, time_us: float) -> float:
-        """Return the offset at a time by the clock that has the offset."""
+        """Return the offset at `time_us`, which was read from the clock with this offset."""
         right = bisect.bisect(self.times, time_us)
         if right == 0 or right == len(self.times):
             return self.offsets[min(right, len(self.times) - 1)]
@@ -225,7 +225,7 @@ def _tightest(times: Sequence[float], bounds: Sequence[float]) -> list[float]:
 def offsets_of(workers: Sequence[WorkerTrace]) -> dict[str, Offset]:
     """Return the offset of each clock from the first worker's clock.
 
-    Workers on the same machine have the same clock, because CLOCK_MONOTONIC is the same for all processes since a boot.
+    Workers on the same machine have the same clock, because all its processes share CLOCK_MONOTONIC.
     """
     by_clock: dict[str, list[WorkerTrace]] = defaultdict(list)
     for worker in workers:
@@ -272,9 +272,9 @@ def summary_of(worker: WorkerTrace) -> list[str]:
         awaited = "other hosts" if rank < 0 else f"rank {rank}"
         lines.append(f"  waits most for {awaited}: {_percent(most, sum(worker.awaited.values()))} of its waiting")
     if worker.lost:
-        lines.append(f"  {worker.lost} events lost: more than the writer could write")
+        lines.append(f"  {worker.lost} events lost, because the worker recorded them faster than it could write them")
     if worker.is_cut:
-        lines.append("  the trace ends before its worker, at the size limit; set a higher KUNGFU_TRACE_BYTES")
+        lines.append("  the trace stops at the size limit, before its worker ends; set a higher KUNGFU_TRACE_BYTES")
     return lines
 
 

@@ -41,9 +41,9 @@ class TrainingWatch:
     def describe(self, now: float, is_over: bool = False, step: int | None = None) -> dict[str, Any]:
         """Return the fields `training` and `stalls` of the status document.
 
-        `now`: in seconds since 1970. `is_over`: whether the job is ending. If it is, the result has no rates and no
-        remaining time. `step`: the last step that a member has ended, which is newer than that of the events; None if
-        no member's step is known.
+        `now`: in seconds since 1970. `is_over`: whether the job is ending. If so, the result has no rates and no
+        remaining time. `step`: the last step that a member has finished, which is newer than the step in the events;
+        None if no member's step is known.
         """
         stalls = [] if is_over else self._told_stalls(now)
         rates = (None, None) if is_over or stalls else self._rates(now)  # a rate predicts nothing during a stall
@@ -54,7 +54,7 @@ class TrainingWatch:
         """Return steps and samples per second. The rates decrease if no step has ended for longer than usual."""
         if len(self._recent) < 2:
             return None, None
-        began, *rest = self._recent  # `began` covers time that doesn't count here, e.g. the start of the program
+        began, *rest = self._recent  # the first event covers other time, e.g. the start of the program
         seconds = (rest[-1].time or 0.0) - (began.time or 0.0)
         idle_s = now - (rest[-1].time or now)
         if idle_s > 2 * max(each.seconds for each in rest):

@@ -2,8 +2,7 @@
 
 This module uses no clock and no I/O.
 
-This part of `coordinator` guarantees that all members adopt the same versions. It doesn't depend on sockets,
-processes or clocks.
+This part of `coordinator` guarantees that all members adopt the same versions.
 """
 
 from __future__ import annotations
@@ -94,8 +93,8 @@ class ClusterVersions(Struct):
     # Hosts that failed or left, each with the last version that refers to it. If a host comes back, it counts as a new
     # host, to which later versions refer.
     lost_hosts: dict[str, float] = field(default_factory=dict)
-    # Workers that were started, before this controller took over, for versions that it doesn't know; each with its
-    # version. In these versions, the peer ID doesn't refer to an earlier process that has exited.
+    # Workers that an earlier controller started for versions that this controller doesn't know, each with its version.
+    # In these versions, the peer ID doesn't refer to an earlier process that has exited.
     joining: dict[PeerID, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -200,7 +199,7 @@ class ClusterVersions(Struct):
         self.clusters = {v: c for v, c in self.clusters.items() if v >= version or v == self.committed}
         self.refused = {v: reason for v, reason in self.refused.items() if v > version}
         self.committed = version
-        self._supersede()  # a version that led to the newest one may no longer do so from this one
+        self._supersede()  # a version that led to the newest version may not lead to it from `version`
         self._forget()
 
     # The number of entries for removed peers and hosts depends only on what the known versions list. It doesn't grow
@@ -274,7 +273,7 @@ class ClusterVersions(Struct):
         return [peer for peer in cluster.workers if self._has_ended(peer, cluster.version)]
 
     def _has_ended(self, peer: PeerID, version: int) -> bool:
-        """Return whether `version` means, by the peer ID `peer`, a process that has exited."""
+        """Return whether `peer` in cluster version `version` refers to a process that has exited."""
         return any(version in known for known in self.ended.get(peer, ()))
 
     def _is_member(self, peer: PeerID) -> bool:
@@ -286,14 +285,14 @@ class ClusterVersions(Struct):
         return current is not None and peer in current.workers and not self._has_ended(peer, current.version)
 
     def is_out(self, peer: PeerID, incarnation: int) -> bool:
-        """Return whether this process is excluded for ever or has exited."""
+        """Return whether this process is permanently excluded or has exited."""
         forgotten = () if self.committed is None else (self.committed,)
         return any(incarnation <= version for version in self.excluded.get(peer, forgotten)) or any(
             incarnation < known.stop for known in self.ended.get(peer, ())
         )
 
     def belongs(self, peer: PeerID, incarnation: int, version: int) -> bool:
-        """Return whether `version` means this process by its peer ID, and not an earlier or later process."""
+        """Return whether `peer` in cluster version `version` refers to this process, not to an earlier or later one."""
         return (
             incarnation <= version
             and not any(incarnation <= v <= version for v in self.excluded.get(peer, []))
@@ -306,7 +305,7 @@ class ClusterVersions(Struct):
         The result is the committed version if there is no newer such version, or None if no version is committed
         either.
 
-        A failed member doesn't delay a version. The new version then has a failed rank, as the present version has. But
+        A failed member doesn't delay a version. The new version then has a failed rank, like the present version. But
         a version is never committed if one of its joining workers has exited, or if no process in it would have the
         training state. In these cases the members continue training until the controller has written the next version.
         """
@@ -326,8 +325,8 @@ class ClusterVersions(Struct):
         later, and all members get the same answer. If a member asks before the failure, that member commits the version
         for all members.
         """
-        # A host has a part of the memory of each version that it is in. If the host is lost, so is that memory, and
-        # the versions that refer to it can't be committed.
+        # A host has a part of the memory of each version that it is in. If the host is lost, its part of the memory is
+        # lost, and the versions that refer to the host can't be committed.
         if self.lost_host_of(cluster) is not None:
             return False
         return self._keeps_the_state(cluster) and not any(
@@ -370,9 +369,9 @@ class ClusterVersions(Struct):
         return any(each == peer and self.belongs(each, incarnation, version) for each, incarnation in self.ready)
 
     def _was_member(self, peer: PeerID, version: int) -> bool:
-        """Return whether the exited process that `version` means by `peer` was in the committed cluster.
+        """Return whether `peer` in `version` refers to an exited process that was in the committed cluster.
 
-        If it was, `version` can be committed although that process has failed.
+        If so, `version` can be committed although that process has failed.
         """
         current = self.current
         return (
@@ -426,7 +425,7 @@ class ClusterVersions(Struct):
             if desired is None or not self._may_come_true(desired):
                 return Stay()
             if self.would_commit(request) is None:
-                return Wait()  # until a member that stays requests, and so commits, the version
+                return Wait()  # until a staying member requests the version, which commits it
             self.commit_version(request.version)
             return self.answer(request)
         rank = current.rank_of(request.peer)

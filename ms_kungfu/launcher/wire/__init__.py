@@ -1,3 +1,3 @@
 """The messages between the processes of a job, and their encoding."""
 
-PROTOCOL = 4  # incremented with each change that makes the messages unreadable for older processes; 1 had no types
+PROTOCOL = 4  # incremented with each change that makes messages unreadable for older processes; protocol 1 had no types

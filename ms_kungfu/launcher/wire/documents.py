@@ -25,7 +25,8 @@ from ms_kungfu.launcher.wire.messages import (
     Word,
 )  # fmt: skip
 
-Seconds = Annotated[float, Meta(ge=0, le=253402300799)]  # the last second of year 9999, as a time since 1970
+# At most the last second of the year 9999, in seconds since 1970.
+Seconds = Annotated[float, Meta(ge=0, le=253402300799)]
 Span = Annotated[float, Meta(ge=0, le=1e12)]
 Size = Annotated[int, Meta(ge=0, le=MAX_WORKERS_OF_HOSTS)]
 MOST = 1 << 16  # the maximum number of versions, hosts or processes in a document
@@ -88,11 +89,11 @@ class Past(Document):
 class Versions(Document):
     """The cluster versions in which workers may be members.
 
-    `chosen`: the number of the committed version. `excluded`: for each peer ID, a list of versions. A process that
-    was started for one of these versions or an earlier one is no longer a member under that peer ID. `ended`: for each
+    `chosen`: the number of the committed version. `excluded`: for each peer ID, a list of versions. A process that was
+    started for one of these versions or an earlier one is no longer a member under that peer ID. `ended`: for each
     peer ID, pairs [incarnation, version]. The process that had this peer ID in the versions from `incarnation` to
-    `version` - 1 has exited. `lost`: pairs [host, version]. The host that had this name in the versions up to `version`
-    has failed. If `version` is null, that applies to all versions.
+    `version` - 1 has exited. `lost`: pairs [host, version]. The host that had this name in the versions up to
+    `version` has failed. If `version` is null, the host has failed in all versions.
     """
 
     clusters: Annotated[list[ClusterPart], Meta(max_length=MOST)]

@@ -157,8 +157,9 @@ class Worker(Part):
 class Doing(Part):
     """What a worker is doing at this moment.
 
-    `activity`: what it does outside of its steps, or "" if that is nothing in particular. `seconds`: how long it has
-    been doing that. `operations`: the collective operations in which the worker has been waiting for a long time.
+    `activity`: what the worker does outside of its steps, or "" for no particular activity. `seconds`: for how long
+    the worker has been doing this. `operations`: the collective operations in which the worker has been waiting for a
+    long time.
     """
 
     activity: Word = ""
@@ -200,8 +201,8 @@ class Nonce(Message, forbid_unknown_fields=False):
 class Proof(Message):
     """The proof that the sender knows the job's secret.
 
-    `proof`: an HMAC-SHA256 in hex, with the job's secret as the key. Its input is a word that names the sender's role,
-    followed by both nonces.
+    `proof`: an HMAC-SHA256 in hex, with the job's secret as the key. The HMAC's input is a word that names the
+    sender's role, followed by both nonces.
     """
 
     proof: Proof32
@@ -281,7 +282,7 @@ class ProgramEnded(Message):
 
 
 class PutStore(Message):
-    """The worker submits its model store. The message carries the store's read-only file descriptor."""
+    """The worker submits its model store. The message carries a read-only file descriptor of the store."""
 
     peer: Peer
     incarnation: Count
@@ -341,8 +342,8 @@ class Detached(Message, frozen=True):  # type: ignore[misc]
 class Stay(Message, frozen=True):  # type: ignore[misc]
     """The worker stays in its current cluster version.
 
-    The version on which the members had agreed was abandoned before any worker adopted it. Or the worker got a SIGTERM
-    and may not leave, so the job ends.
+    Either the version on which the members had agreed was abandoned before any worker adopted it, or the worker got a
+    SIGTERM and may not leave, so the job ends.
     """
 
 
@@ -439,7 +440,7 @@ class TransportConnection(Message):
 class Registered(Message):
     """From now on, the host takes part in the job.
 
-    `secret`: the secret of the job's brokers and config server. It is sent only under -no-secret. `look_s`: the
+    `secret`: the secret of the job's brokers and config server. It is sent only with -no-secret. `look_s`: the
     interval in seconds at which the host reports its workers' heartbeats. `lease`: the etcd revision at which the
     controller acquired its lease, or null if no other host can take over. `warning`: a warning for the user.
     """
@@ -478,9 +479,9 @@ class Terms(Message):
 class Calls(Message):
     """What a host is doing, as the answer to a waiting controller.
 
-    `hosts`: the value of the host's flag -H. `calls`: the host that it calls as the controller. `for_s`: the seconds
-    for which it has been calling. `waits`: true if the host itself waits for other hosts as the head node. `in_a_job`:
-    true if the host already takes part in a job.
+    `hosts`: the value of the host's flag -H. `calls`: the host to which it tries to connect as the controller.
+    `for_s`: for how many seconds it has tried. `waits`: true if the host itself waits for other hosts as the head
+    node. `in_a_job`: true if the host already takes part in a job.
     """
 
     hosts: Sentence
@@ -633,7 +634,7 @@ class Answer(Message):
 
 
 class JobStatus(Message):
-    """The job's status, for a process on the host that has asked for it. That process validates the status."""
+    """The job's status, for the process on the host that requested the status. That process validates it."""
 
     number: Count
     job: dict[str, Any]
@@ -740,9 +741,9 @@ class HungUp(Message):
 class Looked(Message):
     """What the host has observed about its workers.
 
-    `now`: the time on the host's clock. The keys of three fields are a cluster version and a rank: `beats` contains
-    heartbeats, and `gave_up` says why a rank can't continue. `progress` contains a rank's last step, the seconds that a
-    step takes, and the seconds since the last step.
+    `now`: the time on the host's clock. In three fields, the keys are a cluster version and a rank. `beats` contains
+    the rank's heartbeat count. `gave_up` says why the rank can't continue. `progress` contains the rank's last step,
+    the seconds that a step takes, and the seconds since the last step.
 
     `awaited`: for each version, a list of waits. A wait contains the rank that sleeps, the rank for which it waits, and
     whether the wait is overdue. The rank -1 stands for the inter-host transport. `stopped`: the keys of processes that
