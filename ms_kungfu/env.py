@@ -39,7 +39,7 @@ class Variable(Generic[T]):
     secret: bool = False
 
     def get(self, environ: Mapping[str, str] | None = None) -> T:
-        """Return the parsed value, or the default. Raise ValueError if it is invalid. By default, read `os.environ`."""
+        """Return the parsed value or the default. Raise ValueError if the value is invalid."""
         text = (os.environ if environ is None else environ).get(self.name, "")
         if not text:
             return self.default
@@ -132,12 +132,12 @@ INCARNATION = Variable(
 BROKER = _optional(
     "KUNGFU_BROKER",
     Kind(str, "the name of a socket"),
-    "Name of the abstract Unix socket of the host's broker, without the leading NUL. Unset: a cluster of one.",
+    "Name of the abstract Unix socket of the host's broker, without the leading NUL. Unset: a cluster of one worker.",
 )
 JOB = _optional(
     "KUNGFU_JOB",
     Kind(str, "a word"),
-    "The job's ID: the same for all its workers on all hosts, and different for each job.",
+    "The job's ID: the same in all its workers, and different for each job.",
 )
 JOB_SECRET = _optional(
     "KUNGFU_JOB_SECRET",
@@ -164,8 +164,7 @@ CONFIG_SERVER = _optional(
     "KUNGFU_CONFIG_SERVER",
     Kind(_url, "an http://, https://, etcd:// or etcds:// URL"),
     "URL of the config server's `/config`, or of the job in etcd. Unset: there is no config server, and the cluster "
-    "can't change. In a shell, it names the job for `kungfu-run resize` and `evict`. `kungfu-run` itself "
-    "doesn't read it.",
+    "can't change. From a shell, only `kungfu-run resize` and `evict` read the variable.",
     set_by="launcher, or by hand",
 )
 WATCH = Variable("KUNGFU_WATCH", FLAG, False, "Whether the launcher follows the config server (`-w`).")
@@ -181,16 +180,17 @@ COLLECTIVE_TIMEOUT = Variable(
     "KUNGFU_COLLECTIVE_TIMEOUT",
     SECONDS,
     600.0,
-    "How long a collective waits for a live rank that doesn't join it. In the last 5 s of this time (at most in its "
-    "second half), the launcher looks for a stuck rank. It logs the rank's stack, and with `-w` kills the rank.",
+    "How long a collective waits for a live rank that doesn't join it. In the last 5 s of this limit (or in the second "
+    "half of a limit below 10 s), the launcher looks for a stuck rank. It logs the rank's stack, and with `-w` kills "
+    "the rank.",
     set_by="user",
 )
 JOIN_TIMEOUT = Variable(
     "KUNGFU_JOIN_TIMEOUT",
     SECONDS,
     300.0,
-    "Time limit for a new cluster version to assemble, for a new worker to become ready, and for a job's hosts to "
-    "register. The launcher ends a stuck rank, as with `KUNGFU_COLLECTIVE_TIMEOUT`.",
+    "Time limit for all workers to join a new cluster version, for a new worker to become ready, and for a job's hosts "
+    "to register. The launcher ends a stuck rank, as with `KUNGFU_COLLECTIVE_TIMEOUT`.",
     set_by="user",
 )
 DISTRIBUTE_HOSTS = _optional(
@@ -245,11 +245,9 @@ PEER_TIMEOUT = Variable(
     set_by="user",
 )
 PARKED = Variable(
-    "KUNGFU_PARKED", FLAG, False, "Whether this process joins a running job, when it is ready to train, not in `init`."
+    "KUNGFU_PARKED", FLAG, False, "Whether this process joins a running job when it is ready to train, not in `init`."
 )
-STANDBY = _optional(
-    "KUNGFU_STANDBY", NUMBER, "The number of this standby. The standby gets a peer ID when a worker is needed."
-)
+STANDBY = _optional("KUNGFU_STANDBY", NUMBER, "The number of this standby, which has no peer ID yet.")
 LEDGER_DIR = _optional(
     "KUNGFU_LEDGER_DIR",
     Kind(str, "a folder"),
@@ -271,7 +269,7 @@ TRACE_BYTES = Variable(
     "KUNGFU_TRACE_BYTES",
     Kind(_natural, "a number", "bytes"),
     64 << 20,
-    "Size limit of each worker's trace. The trace stops there; the job continues.",
+    "Size limit of each worker's trace. The trace ends at this size; the job continues.",
     set_by="user",
 )
 REPLAY = _optional(
@@ -293,7 +291,7 @@ TEST_COMM_DELAY_MS = Variable(
     "KUNGFU_TEST_COMM_DELAY_MS",
     Kind(_natural, "a number", "ms"),
     0,
-    "For tests only: delay of each all-reduce of MindSpore's kernels. `init` reads it.",
+    "For tests only: delay of each all-reduce in MindSpore's kernels.",
     set_by="user",
 )
 MSRUN_SIZE = _optional(
@@ -319,7 +317,7 @@ COMPILE_AHEAD = Variable(
     "KUNGFU_COMPILE_AHEAD",
     Kind(_seconds_or_0, "seconds", "s"),
     5.0,
-    "Time limit for [compiling](resizing.md#batch-shapes) in advance for a failure.",
+    "Time limit for [compiling](resizing.md#batch-shapes), in advance, the batch shapes after a failure.",
     set_by="user",
 )
 PRELOAD = Variable(
@@ -376,7 +374,9 @@ ASCEND_RT_VISIBLE_DEVICES = _optional(
 RANK_TABLE_FILE = _optional(
     "RANK_TABLE_FILE", PATH, "Ascend rank table. The workers get the devices that the table lists.", set_by="user"
 )
-HCCL_CONFIG_PATH = _optional("MINDSPORE_HCCL_CONFIG_PATH", PATH, "Takes precedence over `RANK_TABLE_FILE`.", "user")
+HCCL_CONFIG_PATH = _optional(
+    "MINDSPORE_HCCL_CONFIG_PATH", PATH, "Ascend rank table, used instead of `RANK_TABLE_FILE`.", "user"
+)
 # The names that etcdctl uses, for `-config-server etcd://...`. Each host needs these variables, and so does each worker
 # that writes to etcd.
 ETCD_USER = _optional("ETCDCTL_USER", Kind(str, "NAME:PASSWORD, or NAME"), "The job's user in etcd.", "user", True)
@@ -404,15 +404,18 @@ SLURM_STEP_NODELIST = _optional(
     "SLURM_STEP_NODELIST", _NODES, "The nodes of the step. Unset: the nodes of the allocation.", set_by="Slurm"
 )
 SLURM_TASKS_PER_NODE = _optional(
-    "SLURM_TASKS_PER_NODE", _COUNTS, "Tasks on each node. If any node has several, they limit its workers.", "Slurm"
+    "SLURM_TASKS_PER_NODE",
+    _COUNTS,
+    "Tasks on each node. If any node has several tasks, each node's tasks limit its workers.",
+    "Slurm",
 )
 SLURM_STEP_TASKS_PER_NODE = _optional(
-    "SLURM_STEP_TASKS_PER_NODE", _COUNTS, "The same for the step. Takes precedence.", "Slurm"
+    "SLURM_STEP_TASKS_PER_NODE", _COUNTS, "The step's tasks on each node. Replaces `SLURM_TASKS_PER_NODE`.", "Slurm"
 )
 SLURM_JOB_CPUS_PER_NODE = _optional(
     "SLURM_JOB_CPUS_PER_NODE",
     _COUNTS,
-    "Cores of the allocation on each node. They limit its workers if srun starts one task per node.",
+    "Cores of the allocation on each node. If srun starts one task per node, a node's cores limit its workers.",
     set_by="Slurm",
 )
 SLURM_NODEID = Variable("SLURM_NODEID", NUMBER, 0, "The index of this node among the step's nodes.", set_by="Slurm")
@@ -430,22 +433,22 @@ PYNATIVE_BLOCKS = "MS_DEV_HOST_BLOCKING_RUN"
 # user sets before a job starts, and a Ray driver passes the `VARIABLES` on to all nodes.
 OTHERS: tuple[tuple[str, str, str], ...] = (
     ("OMP_NUM_THREADS", "user, else launcher", "Threads of a worker. Unset: its share of the cores."),
-    ("PYTHONUNBUFFERED", "user, else launcher", "Unset: 1 in each worker, so that output appears as "
-     "it is printed."),
+    ("PYTHONUNBUFFERED", "user, else launcher", "Unset: 1 in each worker, so that output appears "
+     "immediately."),
         ("XDG_RUNTIME_DIR", "the system", "Its folder `ms_kungfu` contains a job's secret, the job's socket for "
      "`kungfu-run status`, and the locks of the job's cores. Unset: `/run/user/UID`. If that folder can't be "
      "used: `/tmp/ms_kungfu-UID`, then `/var/tmp/ms_kungfu-UID`, then `$TMPDIR/ms_kungfu-UID`."),
-    ("TMPDIR", "user", "The folder for temporary files. Its folder `ms_kungfu-UID` contains a job's secret "
+    ("TMPDIR", "user", "Its folder `ms_kungfu-UID` contains a job's secret "
      "and socket if they can't be in `/tmp` or `/var/tmp`."),
     ("SLURM_CPU_BIND_TYPE", "Slurm", "Whether Slurm has bound tasks to cores (`mask_cpu`)."),
     ("SLURM_CPU_BIND_LIST", "Slurm", "The cores to which the tasks of the node are bound. `kungfu-run` uses the "
      "cores of all these tasks."),
-    ("RAY_ADDRESS", "user", "The Ray cluster of `kungfu-run -engine ray` and `ms_kungfu.ray.run`, if no address or "
-     "`auto` is given."),
+    ("RAY_ADDRESS", "user", "The Ray cluster of `kungfu-run -engine ray` and `ms_kungfu.ray.run`, if the address "
+     "is `auto` or missing."),
     ("ONEDNN_MAX_CPU_ISA", "user, else launcher", "The newest instruction set that MindSpore's convolutions may use."
-     " If it is unset, `kungfu-run` may set it ([`-cpu-isa`](cores.md#vector-instructions)). The doctor shows it. "
+     " If it is unset, `kungfu-run` may set it ([`-cpu-isa`](cores.md#vector-instructions)). "
      "A ledger with shards records the resulting instruction set, because exact results depend on it."),
-    ("DNNL_MAX_CPU_ISA", "user", "The same, if `ONEDNN_MAX_CPU_ISA` is unset."),
+    ("DNNL_MAX_CPU_ISA", "user", "Used if `ONEDNN_MAX_CPU_ISA` is unset."),
     ("XDG_CACHE_HOME", "user", "Its folder `ms_kungfu` contains the measurements of `-cpu-isa auto`. Unset: "
      "`~/.cache`."),
     ("GLOG_v", "user", "MindSpore's log level. `python -m ms_kungfu.fusion` sets it to 4 if it is unset."),
@@ -456,7 +459,7 @@ OTHERS: tuple[tuple[str, str, str], ...] = (
      "`kungfu-run` doesn't set `RANK_SIZE` ([why](mindspore.md))."),
     ("CUDA_HOME", "user", "The folder in which the doctor looks for `nvcc`."),
     ("ASCEND_TOOLKIT_HOME", "CANN's set_env.sh", "The folder in which the doctor looks for CANN."),
-    ("ASCEND_HOME_PATH", "CANN's set_env.sh", "The same, if `ASCEND_TOOLKIT_HOME` is unset."),
+    ("ASCEND_HOME_PATH", "CANN's set_env.sh", "Used if `ASCEND_TOOLKIT_HOME` is unset."),
     ("MINDSPORE_ROOT", "user", "The folder of the MindSpore for which ms_kungfu is built. Unset: the installed "
      "MindSpore. `-DMINDSPORE_ROOT=` overrides it."),
 )  # fmt: skip
