@@ -1,5 +1,5 @@
-// Code that the GPU kernels and the Ascend kernels share (see kernels.h). The device layer does the
-// work.
+// Code shared by the GPU kernels and the Ascend kernels (see kernels.h). These kernels call the
+// device layer.
 #ifndef KUNGFU_KERNELS_COMMON_ACCELERATOR_H_
 #define KUNGFU_KERNELS_COMMON_ACCELERATOR_H_
 
@@ -18,9 +18,8 @@ namespace mindspore::kernel::kungfu {
 
 // Maps the address of a ticket tensor to the ticket of a started all-reduce. Neither the start
 // kernel nor the wait kernel reads or writes the tensor, because it is in the device's memory. The
-// host could read it only after waiting for the stream, and that wait would include the backward
-// pass. Only the tensor's address is used: it tells the wait kernel which start kernel it belongs
-// to.
+// host could read the tensor only after waiting for the stream, which includes the backward pass.
+// The wait kernel finds its start kernel by the tensor's address.
 class Tickets {
  public:
   static Tickets& Get() {
@@ -29,7 +28,7 @@ class Tickets {
   }
   void Put(const void* address, uint64_t ticket) {
     std::lock_guard<std::mutex> guard(mutex_);
-    tickets_[address] = ticket;  // replaces a ticket for which no wait was ever called
+    tickets_[address] = ticket;  // replaces a ticket that no caller has waited for
   }
   uint64_t Take(const void* address) {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -95,7 +94,7 @@ class PinnedRecord {
       Check(kf_device_copy(to[i]->device_ptr(), from[i]->device_ptr(), from[i]->size(), KF_DEVICE_TO_DEVICE, stream_));
     }
   }
-  // Copies `value` to the room, and from there to the tensor on the device.
+  // Copies `value` to the reserved space, and from there to the tensor on the device.
   template <typename Value>
   void Write(const KernelTensor& tensor, const Value& value) {
     std::memcpy(rest_, &value, sizeof value);
@@ -153,8 +152,8 @@ struct Accelerator {
 };
 
 // Returns the kernel that MindSpore's factory creates for `name`, or null if the factory has no
-// such kernel. The kernel lives as long as the process. Only tests call this function. They launch
-// the kernel in the same way as MindSpore.
+// such kernel. The kernel lives as long as the process. Only tests call this function. The tests
+// launch the kernel in the same way as MindSpore.
 template <typename Factory>
 KernelMod* MakeForTests(Factory& factory, const char* name) {
   static auto* const kernels = new std::vector<std::shared_ptr<KernelMod>>;

@@ -22,7 +22,7 @@ struct Carried {
   kf_dtype dtype;
   std::string name;    // name of the elements' actual type
   uint64_t units;      // number of elements of `dtype` that stand for one element of the tensor
-  bool as_themselves;  // false if the elements are sent as integers of the same size
+  bool as_themselves;  // false if the elements are sent as integers with the elements' size
 };
 
 constexpr std::array<DtypeOf, 12> kDtypes = {{

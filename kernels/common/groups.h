@@ -55,13 +55,12 @@ class Groups {
   const std::vector<Group>& Bind(const std::string& kernel, const KernelTensors& inputs, const KernelTensors& outputs,
                                  bool in_place, uint32_t ranks, const std::function<uint64_t(uint64_t)>& output_count);
 
-  // Returns the name under which ranks find each other's operations: operations with the same name
-  // belong together.
+  // Returns the name by which ranks match their operations.
   const std::string& name() const { return name_; }
   // Returns the shapes of all tensors in the group's part. Ranks compare them in the consistency
-  // check. If the part has several groups, each group carries the shapes of the whole part. A rank
-  // with a different set of dtypes is therefore detected at the first group. Otherwise that rank
-  // would continue with other work, and the other ranks would wait for a later group.
+  // check. Even if the part has several groups, each group has the shapes of the whole part. So the
+  // first group already detects a rank with a different set of dtypes. Otherwise the other ranks
+  // would wait for that rank in a later group.
   const char* Layout(const Group& group) const { return layouts_[group.part].c_str(); }
 
  private:
@@ -71,7 +70,7 @@ class Groups {
   int64_t fusion_bytes_{-1};
   std::vector<Group> groups_;
   std::vector<std::string> layouts_;    // one for each part
-  std::vector<uint64_t> input_counts_;  // numbers of elements, counted in the dtype in which each tensor is sent
+  std::vector<uint64_t> input_counts_;  // numbers of elements, each counted in the dtype that is sent for the tensor
   std::vector<uint64_t> output_counts_;
 };
 

@@ -1,6 +1,5 @@
-// MindSpore's kernels, which are the same on every device. The template argument `Device` supplies
-// the differences. One `Device` is defined in cpu/plugin.cc, and another one in accelerator.h. It
-// has these members:
+// The kernels for MindSpore. The template argument `Device` supplies what differs between devices.
+// cpu/plugin.cc defines one `Device`, and accelerator.h another one. A `Device` has these members:
 //
 //   Kernel                       MindSpore's base class for kernels
 //   kAllReduce, ...              the runtime's collectives for this device
@@ -62,7 +61,7 @@ class CollectiveOn : public Device::Kernel {
   // Runs the operation for one group. The base class calls it for each group if the groups are
   // independent of each other.
   virtual kf_status Run(const Group& group) = 0;
-  // Returns true if the operation only copies elements, so that they may have any dtype.
+  // Returns true if the operation only copies elements. The elements may then have any dtype.
   virtual bool Copies() const { return false; }
   // Returns the part to which tensor number `i` belongs. Tensors of different parts are never in
   // one group.
@@ -76,8 +75,7 @@ class CollectiveOn : public Device::Kernel {
   // Returns true if the kernel writes its outputs into its inputs' memory.
   virtual bool InPlace() const { return false; }
 
-  // Calls a function of the runtime. The arguments are the group and `rest`, the function's other
-  // arguments.
+  // Calls a function of the runtime with the group and with the other arguments in `rest`.
   template <typename Function, typename... Rest>
   kf_status Bring(Function* function, const Group& group, Rest... rest) const {
     return Device::Call(function, stream_, groups_.name().c_str(), group.tensors.data(), group.tensors.size(),
@@ -87,8 +85,7 @@ class CollectiveOn : public Device::Kernel {
   const std::string& name() const { return groups_.name(); }
 
   void* stream_{nullptr};  // MindSpore's stream, valid during a launch
-  uint32_t ranks_{1};      // the number of ranks when this launch began; the sizes of the outputs are checked against
-                           // it
+  uint32_t ranks_{1};      // the number of ranks when this launch began, which the output sizes must match
 
  private:
   Groups groups_;
@@ -115,8 +112,8 @@ class AllReduce : public Reducing<Device> {
   }
 };
 
-// All-reduces the gradients of a step, one group after another. If a rank fails meanwhile, its
-// contribution is either in all groups or in none.
+// All-reduces the gradients of a step, one group after another. If a rank fails during the launch,
+// its contribution is either in all groups or in none.
 template <typename Device>
 class AllReduceGradients : public Reducing<Device> {
  public:
@@ -210,8 +207,8 @@ class AllReduceStart : public Reducing<Device> {
  protected:
   kf_status Run(const Group& group) override {
     uint64_t ticket = 0;
-    // A rank that doesn't overlap may call a different operation with the same name, perhaps even
-    // with the same tensors.
+    // Another rank may run the all-reduce without overlap, with the same name and tensors. This
+    // text lets the consistency check detect such a rank.
     const std::string layout = std::string(this->Layout(group)) + ", overlapping the backward pass";
     const kf_status status = this->Bring(Device::kStartAllReduce, group, this->op_, layout.c_str(), &ticket);
     if (status == KF_OK) {
@@ -306,7 +303,7 @@ class ResizeCluster : public Device::Kernel {
   typename Device::Record record_;
 };
 
-// No inputs. Outputs: N numbers that describe the cluster at the moment when the kernel runs.
+// No inputs. Outputs: N numbers that describe the cluster at the time of the launch.
 template <typename Device, size_t N>
 class NumbersNow : public Device::Kernel {
  public:

@@ -20,15 +20,14 @@ namespace mindspore::kernel::kungfu {
 // compiled functions that PyNative code calls (frontend). MindSpore chooses between these threads
 // and the pool. The choice depends on how long the first launches took.
 //
-// No other thread may push to the queues during the call. When all queued work has been computed,
-// the queues' own threads, which push to each other, are idle.
+// No other thread may push to the queues during the call. The queues' own threads push to each
+// other only until all queued work has been computed.
 inline void FlushDenormalsOfQueues() {
   class Flush : public runtime::AsyncTask {
    public:
     Flush() : AsyncTask(runtime::kUnknownTask), caller_(std::this_thread::get_id()) {}
     void Run() override {
-      if (std::this_thread::get_id() != caller_) {  // equal if the queues are turned off, because the caller then runs
-                                                    // the task itself
+      if (std::this_thread::get_id() != caller_) {  // the caller runs the task itself if the queues are turned off
         (void)::kungfu::FlushDenormals(true);
       }
     }

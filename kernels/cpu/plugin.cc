@@ -59,7 +59,7 @@ class HostKernel : public NativeCpuKernelMod {
               void* stream) override = 0;
 };
 
-// A kernel's record that uses the tensors' own memory instead of a copy.
+// The `Record` for CPUs, which uses the tensors' own memory instead of a copy.
 class HostRecord {
  public:
   void Lay(const KernelTensors& tensors, size_t count, uint64_t, void*) {
@@ -110,9 +110,9 @@ struct Host {
 };
 
 // Inputs: the gradients of a shard, followed by the shard's loss. Outputs: the same number of
-// tensors, followed by one bool. The output tensors have a value only if the bool is true, which
-// means that the step has ended. This kernel exists only on CPUs, because the sums stay in the
-// host's memory between launches.
+// tensors, followed by one bool. The bool is true if the step has ended. Only then are the output
+// tensors valid. This kernel exists only on CPUs, because the sums stay in the host's memory
+// between launches.
 class SumShards : public CollectiveOn<Host> {
  public:
   bool Launch(const KernelTensors& inputs, const KernelTensors& workspace, const KernelTensors& outputs,
@@ -173,7 +173,7 @@ class Dropping : public HostKernel {
     }
   }
 
-  uint64_t threshold_{0};  // an element is dropped if its 32-bit random number is less than this
+  uint64_t threshold_{0};  // an element is dropped if its 32-bit random number is below this threshold
   uint64_t count_{0};
 
  private:
@@ -212,7 +212,7 @@ class Dropout : public Dropping {
   // bits. The second stage turns these bits into random numbers, four per block.
   void Draw(bool* kept) const {
     static std::atomic<uint64_t> draws{0};
-    constexpr uint32_t kNoPlace = ~0u;  // a number that no shard's draws reach
+    constexpr uint32_t kNoPlace = ~0u;  // no draw of a shard has this number
     uint64_t seed = 0;
     uint64_t step = 0;
     uint32_t shard = 0;
@@ -293,7 +293,7 @@ class WorldAllReduce : public Reducing<Host> {
   }
 
  protected:
-  uint32_t Ranks() const override { return 1; }  // the shapes don't depend on the number, so any number is right
+  uint32_t Ranks() const override { return 1; }  // any number is right, because no shape depends on the number of ranks
 
   kf_status Run(const Group& group) override {
     const bool together = TakesPart();
@@ -368,7 +368,7 @@ class WorldAllReduce : public Reducing<Host> {
 // hasn't begun training does the work of all virtual ranks itself.
 class WorldBroadcast : public Broadcast<Host> {
  protected:
-  uint32_t Ranks() const override { return 1; }  // the shapes don't depend on the number, so any number is right
+  uint32_t Ranks() const override { return 1; }  // any number is right, because no shape depends on the number of ranks
 
   kf_status Run(const Group& group) override {
     if (!TakesPart()) {
@@ -419,8 +419,8 @@ extern "C" __attribute__((visibility("default"))) void kungfu_ms_ask_whether_it_
 }
 
 // Sets the function that chooses, among the cluster's ranks, the rank that does the work of a given
-// virtual rank. Each broadcast of the virtual world calls the function. It may choose only ranks
-// whose entry in the list isn't 0.
+// virtual rank. Each broadcast of the virtual world calls the function. The function may choose
+// only ranks whose entry in the list isn't 0.
 extern "C" __attribute__((visibility("default"))) void kungfu_ms_ask_who_plays(int (*ask)(int, const uint8_t*, int)) {
   mindspore::kernel::kungfu::who_plays = ask;
 }

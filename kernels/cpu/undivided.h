@@ -35,9 +35,9 @@ inline bool ComputeUndivided() {
   if (pool == nullptr) {
     return false;
   }
-  // Kernels use the sum of the two thread numbers. The number of actor threads must not change, so
-  // the other number is set such that the sum is 1. It is unsigned, so it may wrap around to a
-  // "negative" number.
+  // Kernels use the sum of the pool's two thread counts. The count of actor threads must not
+  // change, so the count of kernel threads is set such that the sum is 1. The count is unsigned and
+  // may wrap around.
   pool->SetKernelThreadNum(size_t{1} - pool->GetActorThreadNum());
   return pool->GetKernelThreadNum() == 1;
 }

@@ -1,4 +1,4 @@
-// Errors inside the runtime. One exception type carries a status of the C ABI.
+// Errors inside the runtime. The only exception type contains a status of the C ABI.
 #ifndef KUNGFU_BASE_ERROR_H_
 #define KUNGFU_BASE_ERROR_H_
 
@@ -51,7 +51,7 @@ std::string TextOf(const char (&field)[kSize]) {
   return {field, strnlen(field, kSize)};
 }
 
-// Throws an InternalError with the given values if `condition` is false.
+// Throws an InternalError if `condition` is false. The other arguments form the message.
 #define KUNGFU_CHECK(condition, ...)                                                                                  \
   do {                                                                                                                \
     if (!(condition))                                                                                                 \

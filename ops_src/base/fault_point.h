@@ -1,5 +1,5 @@
-// Points in the code at which tests can make a process exit, stop or wait. In a build without tests
-// they cost nothing.
+// Points in the code at which tests can make a process exit, stop or wait. In a build without
+// tests, the points cost nothing.
 #ifndef KUNGFU_BASE_FAULT_POINT_H_
 #define KUNGFU_BASE_FAULT_POINT_H_
 

@@ -1,5 +1,4 @@
-// Sets rounding and the treatment of denormals to IEEE 754's defaults, whatever the thread's own
-// settings are.
+// Sets a thread's rounding and treatment of denormals to IEEE 754's defaults.
 #ifndef KUNGFU_BASE_FLOAT_ENVIRONMENT_H_
 #define KUNGFU_BASE_FLOAT_ENVIRONMENT_H_
 

@@ -1,4 +1,4 @@
-// Detects that an object is a forked child's copy of its parent's object.
+// Detects whether an object is a copy that fork() made in a child process.
 #ifndef KUNGFU_BASE_FORKS_H_
 #define KUNGFU_BASE_FORKS_H_
 
@@ -8,13 +8,13 @@
 namespace kungfu {
 
 // Remembers the process that created an object. A forked child has a copy of its parent's memory.
-// Without this check, the child could publish data in its parent's name. It could also wait for a
-// lock that a thread of the parent holds, and that thread doesn't exist in the child. So each
+// Without this check, the child could publish data in its parent's name. The child could also wait
+// for a lock whose holder is a thread of the parent, which doesn't exist in the child. So each
 // object that acts for a process calls `IsCopy` or `Refuse` before it takes a lock.
 //
-// fork() increments a counter in the child, so a check is one load and one comparison. The counter
-// doesn't count children of vfork(), posix_spawn() and a bare clone(), because they run none of the
-// runtime's code.
+// fork() increments a counter in the child, so a check is one load and one comparison. Children of
+// vfork(), posix_spawn() and a bare clone() aren't counted, because they run none of the runtime's
+// code.
 class OneProcess {
  public:
   OneProcess() : made_in_(forks_.load(std::memory_order_relaxed)) {}

@@ -12,10 +12,10 @@ namespace kungfu {
 // contexts that the library has started still use its code.
 class Library {
  public:
-  // `what` is the library's name in messages ("the CUDA runtime"). `paths` is a list of paths,
-  // separated by colons, that are tried in this order. If `paths` is empty, the constructor first
-  // looks for a library that the process has already loaded under one of `names`. Then it lets the
-  // loader search for `names`. Throws Error KF_MISSING if no library can be opened.
+  // `what` is the library's name in messages ("the CUDA runtime"). `paths` lists the paths to try,
+  // in order and separated by colons. If `paths` is empty, the constructor first looks for a
+  // library that the process has already loaded under one of `names`. Then it lets the loader
+  // search for `names`. Throws Error KF_MISSING if no library can be opened.
   Library(const std::string& what, const char* paths, const std::vector<std::string>& names);
 
   // The address of a function. It converts to any type of function pointer.
@@ -26,8 +26,8 @@ class Library {
       return reinterpret_cast<Function*>(address);
     }
   };
-  // Throws Error KF_MISSING if the library doesn't have the function. In this case the file is
-  // another version or another library.
+  // Throws Error KF_MISSING if the library doesn't have the function. The file is then another
+  // version or another library.
   Symbol Find(const std::string& name) const;
   // Returns null if the library doesn't have the function.
   Symbol FindOptional(const std::string& name) const;

@@ -17,8 +17,8 @@ namespace kungfu {
 namespace {
 
 constexpr auto kApart = std::chrono::seconds(1);
-constexpr size_t kMostLines = 100;  // the queue's limit; it is reached if the reader handles less than one line per
-                                    // second
+constexpr size_t kMostLines = 100;  // the queue's limit; the queue grows only if the handler takes more than one second
+                                    // per line
 
 void ToStderr(const std::string& line) {
   const std::string text = "kungfu: " + line + "\n";

@@ -1,4 +1,4 @@
-// The runtime's log lines for human readers. They are rare, and are written one at a time.
+// The runtime's log lines for human readers. The lines are rare, and are written one at a time.
 #ifndef KUNGFU_BASE_LOG_H_
 #define KUNGFU_BASE_LOG_H_
 
@@ -7,18 +7,18 @@
 
 namespace kungfu {
 
-// Accepts a line without its line end. The log calls the handler on a separate thread, never on a
-// thread that runs a collective. No thread waits for the handler, so the handler may block, for
-// example on Python's lock or on a slow disk.
+// Accepts a line without a newline at its end. The log calls the handler on a separate thread,
+// never on a thread that runs a collective. No thread waits for the handler, so the handler may
+// block, for example on Python's lock or on a slow disk.
 using LogHandler = std::function<void(const std::string& line)>;
 
 // Sets the log handler. If it is null, which is the default, lines go to stderr. Returns when the
 // previous handler has stopped running, so a handler must not call this function.
 void SetLog(LogHandler handler);
 
-// Queues the line for the handler. Each process logs at most one line per second. It leaves out the
-// other lines, and the next logged line contains their number. Never waits for the handler, and
-// never throws.
+// Queues the line for the handler. Each process logs at most one line per second. The log omits
+// other lines, and the next logged line contains the number of omitted lines. Never waits for the
+// handler, and never throws.
 void LogSometimes(const std::string& line) noexcept;
 
 }  // namespace kungfu

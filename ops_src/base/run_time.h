@@ -1,5 +1,5 @@
-// Deadlines that don't run while the whole job is paused, for example by SIGSTOP, by a suspended
-// Slurm step or in a paused virtual machine.
+// Deadlines that stop while the whole job is paused (for example by SIGSTOP, in a suspended Slurm
+// step, or in a paused virtual machine).
 #ifndef KUNGFU_BASE_RUN_TIME_H_
 #define KUNGFU_BASE_RUN_TIME_H_
 
@@ -8,23 +8,21 @@
 
 namespace kungfu {
 
-// Measures how long a wait has lasted, without the time during which this process didn't run.
+// Measures how long a wait has lasted, excluding the time during which this process was stopped.
 //
-// Every clock continues while a process is stopped. So with an ordinary clock, a waiting thread
-// would find after a pause that its deadline has passed. The awaited rank, however, was stopped as
-// well and couldn't arrive.
+// Every clock continues while a process is stopped. With an ordinary clock, a waiting thread's
+// deadline could pass during a pause, although the awaited rank was stopped as well.
 //
 //  1. A waiting thread reads the clock at least every kLongestSlice, because it sleeps in slices and reads the clock
 //     between two slices.
 //  2. So if two reads are more than kMostGap apart, this thread didn't run for part of the time between them. Only
 //     kMostGap of this time is counted. (Test: RunTime.APauseCountsAsOneGap.)
-//  3. A pause of any length takes at most kMostGap from the time limit of the awaited rank. After the pause, the rank
-//     has the rest of the time limit to publish its data.
+//  3. A pause of any length uses up at most kMostGap of the time limit. After the pause, the awaited rank has the rest
+//     of the time limit to publish its data.
 //  4. A wait still ends. Each read counts either the whole time since the last read or kMostGap, and any thread that
 //     runs will read the clock again. A machine with too few cores makes deadlines longer, never shorter.
 //
-// The state belongs to a single wait, so no thread depends on what another thread reads. Not
-// thread-safe.
+// Not thread-safe.
 class RunTime {
  public:
   using Clock = std::chrono::steady_clock;

@@ -1,4 +1,4 @@
-// Treats SIGTERM as a request for which any thread can wait. Python isn't enough: only its main
+// Treats SIGTERM as a request that any thread can wait for. Python isn't enough: only its main
 // thread can set and run signal handlers, and that thread may be busy for a long time.
 #ifndef KUNGFU_BASE_TERMINATION_H_
 #define KUNGFU_BASE_TERMINATION_H_
@@ -8,12 +8,14 @@
 namespace kungfu {
 
 // After this call, this process's first SIGTERM writes a byte to `fd`, a pipe that must stay open.
-// The second SIGTERM has its default action. The sender decides in these cases:
+// The second SIGTERM has its default action. The effect also depends on the sender:
 //
-// - The process `supervisor` (0: none) ends workers: its SIGTERM has its default action.
-// - MindSpore sends its own process a SIGTERM if a child of its dataset has ended by a signal, or
-//   after a SIGINT. This isn't a request: it has its default action. In the first two seconds after
-//   a request it is ignored, because the child may have got the same SIGTERM as this process.
+// - A SIGTERM from the process `supervisor`, which ends workers, has its default action (0: there
+//   is no supervisor).
+// - MindSpore sends SIGTERM to its own process after a SIGINT, or if a signal has killed a child
+//   process of its dataset. This SIGTERM isn't a request and has its default action. It is ignored
+//   in the first two seconds after a request, because the child may have received the same SIGTERM
+//   as this process.
 //
 // In a forked child, each SIGTERM has its default action.
 KF_API void CatchSigterm(int fd, int supervisor);

@@ -31,7 +31,7 @@ namespace {
 
 constexpr auto kInterval = std::chrono::milliseconds(100);
 constexpr auto kStopLimit = std::chrono::seconds(1);
-constexpr uint64_t kRingEvents = 8192;  // 512 KiB; the memory is touched only as far as it is used
+constexpr uint64_t kRingEvents = 8192;  // 512 KiB; pages that hold no event are never touched
 constexpr uint64_t kLeastWaitNs = 10000;
 constexpr uint32_t kMostNames = 10000;
 constexpr size_t kMostOfName = 200;
@@ -47,7 +47,7 @@ struct Ring {
   }
   const long thread = syscall(SYS_gettid);
   std::string name;
-  uint32_t introduced = 0;  // the number of the last trace to which the writer has added this ring's name; used only by
+  uint32_t introduced = 0;  // the last trace (by number) to which the writer has added this ring's name; used only by
                             // the writer
   std::array<Trace::Event, kRingEvents> events;
   alignas(64) std::atomic<uint64_t> pushed{0};
@@ -159,7 +159,7 @@ class TraceFile {
   }
 
   // In a forked child, a copied mutex may be locked by a thread that doesn't exist there. So
-  // callers first check whether they run in a forked child, before they take a lock.
+  // callers check for a forked child before they take a lock.
   bool IsCopy() const { return process_->IsCopy(); }
 
   uint32_t Name(const std::string& name, uint64_t version, uint64_t* n) {
@@ -226,7 +226,7 @@ class TraceFile {
         const bool retired = ring->retired.load(std::memory_order_acquire);
         const uint64_t pushed = ring->pushed.load(std::memory_order_acquire);
         {
-          // All names that the events before `pushed` use exist by now.
+          // By now, all names used by the events before `pushed` exist.
           const std::lock_guard<std::mutex> guard(mutex_);
           names.insert(names.end(), names_.begin() + static_cast<std::ptrdiff_t>(names.size()), names_.end());
         }
@@ -334,7 +334,7 @@ class TraceFile {
   }
 
   std::atomic<bool> started_{false};
-  // These members are set before `started_`, `on_` and the writer are set.
+  // These members are set before `started_` and `on_` are set and the writer starts.
   int fd_ = -1;
   std::string path_, prefix_;
   uint64_t limit_ = 0;
@@ -359,7 +359,7 @@ void Trace::Start(int fd, const std::string& path, uint64_t max_bytes) { TraceFi
 void Trace::Stop() noexcept {
   try {
     TraceFile::Get().Stop();
-  } catch (...) {  // the mutex failed, which matters no more because the process is ending
+  } catch (...) {  // the mutex failed; ignored because the process is ending
   }
 }
 
@@ -432,7 +432,7 @@ void Trace::StepEnds(uint64_t step) noexcept {
   if (began == 0) return;
   Add({began, ended, {step}, Name("step"), What::kStep});
   // The events within the step must not overlap, even if a thread continued past the end of the
-  // step. So each begins where the previous one ends.
+  // step. So each event begins where the previous one ends.
   const uint64_t first = std::min(ended, file.first_reduction.load(std::memory_order_relaxed));
   if (first < began) return;  // the step has reduced no gradients
   const uint64_t from = std::clamp(file.computing_from.load(std::memory_order_relaxed), began, first);

@@ -14,11 +14,11 @@ namespace kungfu {
 
 // Any thread can add events. One thread writes them to a file ten times per second.
 //
-// 1. Each thread that adds events has one ring. The ring has one producer (the thread itself) and
-// one consumer (the writer). The producer fills a slot and then stores `pushed` (release). The
-// writer loads `pushed` (acquire), reads the slots before it, and then stores `taken` (release).
-// The producer loads `taken` (acquire) before it fills a slot again. So no slot is written and read
-// at the same time.
+// 1. Each thread that adds events has one ring. The thread itself is the ring's only producer, and
+// the writer is its only consumer. The producer fills a slot and then stores `pushed` (release).
+// The writer loads `pushed` (acquire), reads the slots before it, and then stores `taken`
+// (release). The producer loads `taken` (acquire) before it fills a slot again. So no slot is
+// written and read at the same time.
 // Test: Trace.EventsOfManyThreadsAreWrittenWholeAndInOrder
 //
 // 2. A producer never waits for space in its ring. If the ring is full, the event is lost, and the
@@ -28,16 +28,16 @@ namespace kungfu {
 //
 // 3. A ring is freed when its thread has ended and its events are written. The thread sets
 // `retired` (release) after its last event. The writer loads `retired` (acquire) before it takes
-// events, so it then takes all events.
+// events, so it misses no event of an ended thread.
 // Test: Trace.EventsOfEndedThreadsAreWritten
 //
 // 4. No thread holds a mutex during a system call on the file. So a disk that hangs blocks the
 // writer but no other thread, and `Stop` waits for at most kStopLimit.
 // Test: Trace.HungFileBlocksNoCaller
 //
-// 5. After an error, or when the file reaches its size limit, the trace stops for good and logs one
-// line. The file then contains only whole lines. A file without its last line, `]`, is still valid
-// in Chrome's format.
+// 5. After an error, or when the file reaches its size limit, the trace stops permanently and logs
+// one line. The file then contains only whole lines. A file without its last line, `]`, is still
+// valid in Chrome's format.
 // Test: Trace.FullDiskStopsTheTrace
 // Test: Trace.SizeLimitEndsTheFileWithWholeLines
 //
@@ -48,13 +48,12 @@ class KF_API Trace {  // exported, because the bindings must use the same static
   // The kinds of event. After the colon: the meaning of an event's `values`. The writer adds the
   // category and the names of the values.
   enum class What : uint8_t {
-    kOperation,  // a collective, from its call until its result: bytes, n (see NameOperation), version, waiting time
-                 // (ns)
+    kOperation,  // a collective, from the call to the result: bytes, n (see NameOperation), version, waiting time (ns)
     kPart,       // the part of a collective that runs within the host: bytes, -, -, waiting time (ns)
     kWait,       // this rank slept or spun until another rank had data: the other rank
     kHostWait,   // this rank slept or spun until other hosts had data
     kCopy,       // a copy of tensors: bytes
-    kProgram,    // something that the program or ms_kungfu's Python did, which the event's name describes
+    kProgram,    // work of the program or of ms_kungfu's Python, described by the event's name
     kStep,       // a training step: its number
     kInStep,     // a part of a training step
     kMember,     // this process has become a member of a cluster version: version, rank, size
@@ -85,13 +84,13 @@ class KF_API Trace {  // exported, because the bindings must use the same static
   // Returns the number that stands for a name in events. Takes a mutex.
   static uint32_t Name(const std::string& name) noexcept;
   // Returns the number that stands for the name of a collective. Call it when the collective has
-  // ended in cluster version `version`. `n` receives how many collectives of this name had ended
-  // before in this version. So events with equal version, name and n on all ranks describe the same
-  // collective.
+  // ended in cluster version `version`. `n` receives the number of collectives with this name that
+  // had already ended in this version. So events with equal version, name and n on all ranks
+  // describe the same collective.
   static uint32_t NameOperation(const std::string& name, uint64_t version, uint64_t* n) noexcept;
   static void Add(const Event& event) noexcept;
 
-  // Returns the time in ns for which the calling thread has waited for other ranks.
+  // Returns the time in ns that the calling thread has spent waiting for other ranks.
   static uint64_t WaitedByThread() { return waited_ns_; }
   // Records that the calling thread has waited for another rank, or for other hosts. A short wait
   // adds to the total time but gets no event of its own.
@@ -101,8 +100,8 @@ class KF_API Trace {  // exported, because the bindings must use the same static
   static void AddProgram(const std::string& name, uint64_t began_ns) noexcept;
 
   // Record the parts of a training step that are visible from outside MindSpore. `compute` ends at
-  // the step's first gradient reduction. It begins at the end of the previous event of the program,
-  // or of another collective, in the thread that trains.
+  // the step's first gradient reduction. It begins when the training thread's previous program
+  // event or collective ends.
   static void StepBegins() noexcept;
   static void StepEnds(uint64_t step) noexcept;
   static void ReductionBegins(uint64_t now_ns) noexcept;

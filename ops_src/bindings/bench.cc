@@ -20,7 +20,7 @@ namespace {
 using Set = std::vector<kf_tensor>;
 
 // The sets of tensors. Successive calls use different sets, so that data can come from memory
-// instead of the cache. The object holds Python's buffers during a loop.
+// instead of the cache. The object keeps Python's buffers alive during a loop.
 class Sets {
  public:
   using Buffers = std::vector<std::pair<std::vector<py::buffer>, std::vector<py::buffer>>>;
@@ -57,14 +57,14 @@ using Groups = std::vector<std::pair<size_t, size_t>>;
 void Check(const Groups& groups, size_t tensors) {
   for (const auto& [begin, end] : groups) {
     if (begin >= end || end > tensors)
-      throw Error(KF_INVALID, Text("there are no tensors ", begin, " to ", end, " of ", tensors));
+      throw Error(KF_INVALID, Text("group [", begin, ", ", end, ") is not a range of the ", tensors, " tensors"));
   }
 }
 
 // Takes `samples` samples of `batch` calls each, and returns the seconds per call for each sample.
-// Before each sample, all ranks wait for each other so that they start together. They also wait
-// after the last sample. Otherwise a rank that has finished could start other work on a core that
-// the other ranks need.
+// Before each sample, all ranks wait for each other so that they start together. All ranks also
+// wait after the last sample. Otherwise a rank that has finished could start other work on a core
+// that the other ranks need.
 template <typename Barrier, typename Call>
 std::vector<double> Time(size_t samples, size_t batch, const Barrier& barrier, const Call& call) {
   using Clock = std::chrono::steady_clock;

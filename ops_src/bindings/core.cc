@@ -37,7 +37,7 @@ void RegisterStore(py::module_& m);      // store.cc
 
 namespace {
 
-// A contiguous Python buffer. The object holds the buffer while it lives.
+// A contiguous Python buffer, which this object keeps alive.
 class Buffer {
  public:
   Buffer(const py::object& object, bool writable) {
@@ -81,8 +81,8 @@ kf_dtype DtypeOf(const Buffer& buffer, int dtype) {
                             "'; the supported dtypes are (u)int8 to (u)int64, float16, bfloat16, float32 and float64"));
 }
 
-// Returns the communicator. If this process hasn't joined the cluster yet, it joins first. A Python
-// signal handler that raises ends the wait.
+// Returns the communicator. If this process hasn't joined the cluster yet, it joins first. The wait
+// ends if a Python signal handler raises an exception.
 std::shared_ptr<Communicator> Joined() {
   const InterruptCheck check(CheckOfThread());
   return Peer::Get().Current();
@@ -97,8 +97,8 @@ kf_tensor Tensor(const Buffer& input, const Buffer& output, kf_dtype dtype) {
   return {input.data(), output.data(), input.bytes() / SizeOf(dtype)};
 }
 
-// One operation on one array. It may run any number of times. It holds the input and output
-// buffers. It doesn't copy its name, so the caller must keep the name alive.
+// One operation on one array, which can run any number of times. The object holds the input and
+// output buffers. It doesn't copy the operation's name, so the caller must keep the name alive.
 class ArrayOperation {
  public:
   ArrayOperation(const Operation& operation, const py::object& in, const py::object& out, int dtype,
@@ -129,7 +129,7 @@ class ArrayOperation {
 
   void Run() const {
     // Check the size against the communicator that also runs the operation. Another thread may
-    // replace the current communicator meanwhile.
+    // replace the current communicator at any time.
     const auto communicator = Joined();
     const size_t grow = operation_.kind == Kind::kAllGather ? communicator->size() : 1;
     const size_t shrink = operation_.kind == Kind::kReduceScatter ? communicator->size() : 1;
@@ -178,8 +178,8 @@ std::chrono::milliseconds Milliseconds(double seconds) {
 }
 
 // Converts a Python handler's exception to the form that crosses the C ABI ("ResizeError: ..."),
-// and throws it. KeyboardInterrupt and SystemExit are passed on unchanged if the caller is Python
-// too.
+// and throws the result. If the caller is Python too, KeyboardInterrupt and SystemExit stay
+// unchanged.
 [[noreturn]] void Rethrow(py::error_already_set& raised) {
   if (!raised.matches(PyExc_Exception) && InterruptCheck::IsSet()) {
     const std::string by = py::str(raised.type().attr("__name__"));
@@ -195,7 +195,7 @@ std::chrono::milliseconds Milliseconds(double seconds) {
 }
 
 // Holds a reference to `callable`. When the last copy of the handler is destroyed, on any thread,
-// it takes the GIL and releases the reference.
+// the deleter takes the GIL and releases the reference.
 std::shared_ptr<py::object> Hold(const py::object& callable) {
   return {new py::object(callable), [](py::object* object) {
             if (Py_IsInitialized() == 0) return;
@@ -264,7 +264,7 @@ PYBIND11_MODULE(_core, m) {
       "Ask all members to reach the sync point with this number (1 or more). Not collective.");
   m.def(
       "set_busy", [](bool busy) { Peer::Get().Current()->SetBusy(busy); }, py::arg("busy"),
-      "Set whether this rank does long work that involves no other rank. The other ranks' deadlines wait meanwhile.");
+      "Set whether this rank does long work that involves no other rank. Meanwhile the other ranks' deadlines pause.");
   m.def(
       "note_activity", [](uint32_t activity) { Peer::Get().Current()->NoteActivity(activity); }, py::arg("activity"),
       "Report what the program does, as an index of ACTIVITIES, for `kungfu-run -dashboard`. Not collective.");
@@ -309,7 +309,8 @@ PYBIND11_MODULE(_core, m) {
       "ranks.");
   m.def(
       "set_sources", [](const Members& sources) { Peer::Get().Current()->SetSources(sources); }, py::arg("sources"),
-      "Until the next call, set the ranks (ascending, the same list on all ranks) that have the same data. A broadcast "
+      "Set the ranks that have the same data (ascending, the same list on all ranks). Valid until the next call. A "
+      "broadcast "
       "whose "
       "root is one of these ranks may copy the data from any of them.");
   m.def(
@@ -346,7 +347,8 @@ PYBIND11_MODULE(_core, m) {
   m.def("leave", [](const std::string& reason) { Peer::Get().Leave(reason); }, py::arg("reason"));
   m.def("reset", [] { Peer::Get().Reset(); });
   m.def("catch_sigterm", &CatchSigterm, py::arg("fd"), py::arg("supervisor"),
-        "From now on the first SIGTERM writes a byte to the pipe `fd`. The second SIGTERM, and each of the process "
+        "From now on the first SIGTERM writes a byte to the pipe `fd`. The second SIGTERM, and any SIGTERM from the "
+        "process "
         "`supervisor`, has its default action.");
   m.def("end_by_sigterm", &EndBySigterm, "End this process by the default action of SIGTERM.");
   m.def(
@@ -414,8 +416,8 @@ PYBIND11_MODULE(_core, m) {
         ArrayOperation({Kind::kAllGather, name}, in, out, dtype, kind).Run();
       },
       py::arg("name"), py::arg("input"), py::arg("output"), py::arg("dtype") = -1, py::arg("kind") = "",
-      "Gather all ranks' arrays. `kind`: the elements' actual type if they are sent as another type. The check "
-      "between ranks compares it.");
+      "Gather all ranks' arrays. `kind`: the elements' actual type if they are sent as another type. The consistency "
+      "check compares it.");
   m.def(
       "reduce_scatter",
       [](const char* name, const py::object& in, const py::object& out, int op, int dtype) {
@@ -450,7 +452,7 @@ PYBIND11_MODULE(_core, m) {
       py::arg("alone"), py::arg("main_waits"), py::arg("place"),
       "Close the communicator if all ranks wait for each other. Call it several times a second, on one thread, while "
       "there are slow waits. `alone`: only Python's main thread starts collectives. `main_waits`: the main thread is "
-      "in a call to MindSpore, unless it is in a collective.");
+      "either in a collective or in a call to MindSpore.");
 
   m.def(
       "device_open",

@@ -23,7 +23,7 @@ shards::Statistic StatisticOf(const py::array& array) {
                               "; only float32 and float64 are supported"));
   }
   // Use the array's own address. `asnumpy` marks an array that shares a tensor's memory as
-  // read-only, so pybind11 would refuse to give a writable address.
+  // read-only, so pybind11 would give no writable address.
   return {dtype, const_cast<void*>(array.data()), static_cast<uint64_t>(array.size())};
 }
 

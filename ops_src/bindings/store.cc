@@ -1,5 +1,5 @@
 // Python bindings for the model store: ms_kungfu.comm.save, ms_kungfu.comm.request, and the
-// functions with which other workers find a worker's store.
+// functions by which other workers find a worker's store.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

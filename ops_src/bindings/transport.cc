@@ -86,7 +86,7 @@ ModelTransport::Find FinderOf(std::function<int(uint32_t)> find) {
     try {
       return StoreView::Take(find(rank));
     } catch (const py::error_already_set& raised) {
-      throw Error(KF_INTERNAL, Text("the models of rank ", rank, ": ", raised.what()));
+      throw Error(KF_INTERNAL, Text("can't find the models of rank ", rank, ": ", raised.what()));
     }
   };
 }
@@ -140,8 +140,8 @@ void RegisterTransport(py::module_& m) {
             return py::bytes(bytes);
           },
           py::arg("limit"),
-          "Return the decrypted bytes, or b'' if there are none yet. Continues the handshake. Raises ValueError that "
-          "says what the other end did wrong.")
+          "Return the decrypted bytes, or b'' if there are none yet. Continues the handshake. Raises ValueError with "
+          "the reason if the other end has made an error.")
       .def_property_readonly("is_established", &tcp::TlsEnd::IsEstablished,
                              "Whether the handshake has ended. Write nothing before it has ended.")
       .def(
@@ -159,7 +159,7 @@ void RegisterTransport(py::module_& m) {
       .def(py::init(&MakeTransports), py::arg("local_fd"), py::arg("control_fd"), py::arg("host"),
            py::arg("host_of_rank"), py::arg("addresses"), py::arg("names"), py::arg("connections"),
            py::arg("for_models"), py::arg("find"), py::arg("tls"), py::arg("strategy"),
-           "`local_fd`: a segment with one slot for each rank of this host and one more. `control_fd`: a segment with "
+           "`local_fd`: a segment with one slot more than this host has ranks. `control_fd`: a segment with "
            "all ranks. `host_of_rank`, `addresses`: one item per rank. `names`, `connections`, `for_models`: one item "
            "per host; the last two hold connected sockets to the host (none for this host), which are closed here even "
            "on failure. `find`: returns the descriptor of a local rank's model store, which the transport closes, or "

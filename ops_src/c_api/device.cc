@@ -47,7 +47,7 @@ kf_status WithDriver(const Body& body) noexcept {
 void Open(kf_device_kind kind, const kf_device_options& options) {
   const char* const names[] = {"GPU", "Ascend"};
   if (kind != KF_DEVICE_GPU && kind != KF_DEVICE_ASCEND) {
-    throw Error(KF_INVALID, Text("there is no device kind with number ", int(kind)));
+    throw Error(KF_INVALID, Text("unknown device kind ", int(kind)));
   }
   std::lock_guard<std::mutex> guard(opened.mutex);
   if (opened.driver != nullptr && opened.kind != kind) {

@@ -1,6 +1,5 @@
-// Stores the last failure for callers that receive no typed exception. Two kinds of callers need
-// it: callers of the C ABI, and Python code that runs MindSpore's kernels, because a kernel can
-// raise only a RuntimeError.
+// Stores the last failure for callers that receive no typed exception: callers of the C ABI, and
+// Python code that runs MindSpore's kernels, which can raise only RuntimeError.
 #ifndef KUNGFU_C_API_FAILURE_H_
 #define KUNGFU_C_API_FAILURE_H_
 

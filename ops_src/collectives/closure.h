@@ -10,9 +10,8 @@
 
 namespace kungfu {
 
-// Thrown if this rank's communicator is closed. Either it was closed before the call, or another
-// thread of this process closed it during the call. The other ranks need no notice from this
-// thread, because the thread that closed the communicator has notified them.
+// Thrown if this rank's communicator was closed before the call, or by another thread during the
+// call. The thread that closed the communicator has already notified the other ranks.
 struct Closed : Error {
   using Error::Error;
 };

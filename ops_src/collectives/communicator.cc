@@ -1,15 +1,14 @@
 // The parts of a communicator that don't depend on how data is transferred: which ranks are
-// members, and how a rank gives up.
+// members, and what a rank does when it can't continue (it gives up).
 //
-// If a rank gives up at its deadline, it notifies the other ranks, and they give up too. At that
-// time the ranks have reached different operations, so the communicator can't be used any more. The
-// same happens if a rank fails for a reason of its own (for example no memory, or Ctrl-C) and the
-// launcher's policy is to fail.
+// If a rank gives up at its deadline, it notifies the other ranks, and they give up too. By then
+// the ranks have reached different operations, so the communicator can't be used any more. The same
+// happens if a rank has an error of its own (for example no memory, or Ctrl-C) and the launcher's
+// policy is to fail.
 //
-// If the launcher's policy is to recover, a rank that fails for a reason of its own gives up alone.
-// The rank records this and stops its heartbeat, and the other ranks wait for the launcher. Unless
-// the rank's process has already exited, the launcher kills it. The launcher then marks the rank as
-// lost, like any failed rank.
+// If the launcher's policy is to recover, a rank with an error of its own gives up alone. It
+// records that it has given up and stops its heartbeat, and the other ranks wait for the launcher.
+// The launcher kills the rank's process if it is still running, and marks the rank as lost.
 //
 // If another thread of the same rank has closed the communicator, the rank sends no notice, because
 // that thread has already sent one.
@@ -84,17 +83,16 @@ void Communicator::Leave() {
   if (is_member() && !process_.IsCopy()) control()->Leave(rank_);
 }
 
-// Called after an error. At that time the ranks have reached different operations, so this
-// communicator can't be used any more, and the other ranks give up too. There is one exception: if
-// the policy is to recover and the error concerns only this rank, the other ranks wait until this
-// rank is marked as lost. If this rank was fenced before it gave up, or fails while it gives up, it
-// notifies no other rank. The other ranks detect that failure without a notice.
+// Called after an error. By then the ranks have reached different operations, so this communicator
+// can't be used any more, and the other ranks give up too. There is one exception: if the policy is
+// to recover and the error concerns only this rank, the other ranks wait until this rank is marked
+// as lost. If this rank is fenced before it gives up, or fails while it gives up, it sends no
+// notice. The other ranks detect this failure without a notice.
 //
-// The error that closes this communicator is the same error that the other ranks get. The rank's
-// first thread with an error closes the communicator and writes the notice without releasing the
-// closure's mutex in between. The rank's other threads then find the communicator closed. They fail
-// because of the first error, or for another reason that no longer matters. A rank that has given
-// up alone never makes the other ranks give up later.
+// The other ranks get the same error that closes this communicator: the rank's first thread with an
+// error closes the communicator and writes the notice while it holds the closure's mutex. The
+// rank's other threads then find the communicator closed, and their own errors no longer matter. A
+// rank that has given up alone never makes the other ranks give up later.
 void Communicator::GiveUp(const Error& error) {
   if (!is_member() || process_.IsCopy()) return;
   closure_.Close(error.status(), error.what(), [&] {

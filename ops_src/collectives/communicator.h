@@ -22,22 +22,21 @@ namespace kungfu {
 struct CommunicatorOptions {
   std::chrono::milliseconds collective_timeout{600000};
   std::chrono::milliseconds join_timeout{300000};
-  // After this time, a long wait logs the rank that it waits for. It logs it again after two times,
-  // four times, eight times this time, and so on. See base/log.h.
+  // A wait logs the awaited rank after this time, and again after 2, 4, 8, ... times this time. See
+  // base/log.h.
   std::chrono::milliseconds tell_after{10000};
   // If true, GiveUp notifies the other ranks. If false, GiveUp only closes this communicator, and
   // the communicator's owner must notify the other ranks.
   bool tells{true};
   // Describes what a proxy member waits for in an operation. A host's transport is a proxy member:
-  // in the host's segment it represents all other hosts. This function is empty if the segment has
-  // no proxy member.
+  // it represents all other hosts in the host's segment. Empty if the segment has no proxy member.
   std::function<std::string(const Operation&)> behind_it{};
   // After this many sleeps of 20 ms, a wait is registered for the detection of deadlocks
-  // (host/deadlock.h). Registering takes a mutex. Most waits of a healthy step end earlier, so they
-  // don't pay for the mutex.
+  // (host/deadlock.h). Registering takes a mutex. Most waits of a healthy step end before that and
+  // take no mutex.
   int watched_after{5};
-  // The number of bytes in one slice of a large all-reduce over several hosts. It must be the same
-  // on all ranks.
+  // The number of bytes in one slice of a large all-reduce over several hosts, the same on all
+  // ranks.
   size_t slice_bytes{1 << 20};
 };
 
@@ -49,8 +48,8 @@ struct CommunicatorOptions {
 // (hosts/cluster_communicator.h). LoneCommunicator is for a process that belongs to no cluster.
 // Everything except data goes through the control block, which all subclasses use in the same way.
 //
-// *Generation* g is the cluster after its first g rank failures. If an operation ended in
-// generation g, it ran without the g ranks that failed first.
+// *Generation* g is the cluster without the g ranks that failed first. An operation that ends in
+// generation g runs without these ranks.
 //
 // Thread-safe. Operations with different names run concurrently on their callers' threads, and
 // don't wait for each other. Operations with the same name run one after another, in a fixed order:
@@ -79,8 +78,7 @@ class Communicator {
 
   // Runs an operation and returns the generation in which it ended. If a rank fails during the
   // operation and the launcher's policy is to recover, the other ranks finish the operation. Either
-  // all of them use the failed rank's contribution, or none of them does. If they don't use the
-  // contribution:
+  // all of them use the failed rank's contribution, or none of them does. In the second case:
   // - an all-gather has zeros in place of the contribution (GatherLiving reports which ranks
   //   contributed);
   // - a reduce-scatter drops the failed rank's part of the result;
@@ -90,15 +88,14 @@ class Communicator {
   // Runs several all-reduces, one after another, so that all of them end in the same generation. If
   // a rank fails during the call, it has contributed either to all of them or to none.
   virtual uint32_t RunAll(const Operation* operations, size_t num_operations) = 0;
-  // Does the same as RunAll for operations that have already run. An operation runs again if it
-  // ended in an earlier generation than the latest one. Its inputs must be the same as in the first
-  // run.
+  // Does the same as RunAll for operations that have already run. An operation runs again if
+  // another one ended in a later generation. Its inputs must be the same as in the first run.
   virtual uint32_t Settle(const Operation* operations, uint32_t* generations, size_t num_operations) = 0;
   // Runs an all-reduce whose inputs depend on its generation. It starts in `from_generation`, which
   // must be the same on all ranks, and may end in a later generation. Returns none if this rank
-  // isn't ready to contribute in the generation that the operation has reached. In that case no
-  // data is lost, because the other ranks wait in that generation. When this rank is ready, it
-  // calls again with the generation that was passed to the last call of In().
+  // isn't ready to contribute in the generation that the operation has reached. The other ranks
+  // then wait in that generation. When this rank is ready, it calls again with the generation that
+  // was passed to the last call of In().
   virtual std::optional<uint32_t> RunRenewable(Renewable& operation, uint32_t from_generation) = 0;
 
   // Sets the ranks that have the same data. The setting holds until the next call. A broadcast
@@ -121,7 +118,7 @@ class Communicator {
   bool recovers() const { return is_member() && control()->recovers(); }  // true if the policy is to recover
   // Returns the ranks that contributed to operations that ended in `generation`.
   Members MembersOf(uint32_t generation) const;
-  // Returns the ranks that this process doesn't know to have failed.
+  // Returns all ranks except those that have failed, as far as this process knows.
   Members Living() const { return MembersOf(is_member() ? control()->num_failed() : 0); }
   // Returns the lowest rank that had the training state when it joined, or `size` if no rank had it.
   uint32_t StateRoot() const;
@@ -138,14 +135,13 @@ class Communicator {
   void NoteStep(uint64_t step, std::chrono::nanoseconds each);
   // Reports what the program is doing, for display (ControlBlock::NoteActivity).
   void NoteActivity(uint32_t activity);
-  // Reports whether this rank does long work between two operations that involves no other rank. If
-  // the rank fails during this work, the other ranks are notified as after any failure. If the rank
-  // hangs, the other ranks wait until the launcher detects the hang.
+  // Reports whether this rank, between two operations, does long work that involves no other rank.
+  // If the rank hangs during this work, the other ranks wait until the launcher detects the hang.
   void SetBusy(bool busy);
 
   // Checks for a deadlock between the ranks of one host (host/deadlock.h), and closes the
   // communicator if the ranks wait for each other. Call it repeatedly while threads of this process
-  // wait for a long time. `stands_still` tells whether no thread of the process makes progress.
+  // wait for a long time. `stands_still` is true if no thread of the process makes progress.
   // `place` describes where the program is.
   virtual void LookForDeadlock(bool stands_still, const std::string& place) { (void)stands_still, (void)place; }
 
@@ -154,8 +150,8 @@ class Communicator {
   virtual void Close(kf_status status, const std::string& reason);
   // Notifies the other ranks that this rank won't contribute to any more operations.
   void Leave();
-  // Closes the communicator because this rank can't contribute to an operation for which the other
-  // ranks wait. Sends `error` to the other ranks. communicator.cc describes how they react.
+  // Closes the communicator because this rank can't contribute to an operation that the other ranks
+  // wait for. Sends `error` to the other ranks. communicator.cc describes how they react.
   virtual void GiveUp(const Error& error);
 
  protected:
@@ -173,7 +169,7 @@ class Communicator {
   ReductionLog reductions_;
 
  private:
-  std::atomic<bool> silent_{false};  // true if this process will be killed, so that it sends no more heartbeats
+  std::atomic<bool> silent_{false};  // true if this process sends no more heartbeats, because it will be killed
 };
 
 }  // namespace kungfu

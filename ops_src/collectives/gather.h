@@ -15,8 +15,8 @@ struct Gathered {
   std::vector<T> rows;  // indexed by rank
   Members members;      // the ranks that contributed; the rows of all other ranks contain zeros
 
-  // Returns the row of the lowest rank that contributed. Callers use it if one rank must decide for
-  // all ranks.
+  // Returns the row of the lowest rank that contributed. Callers use this row if one rank must
+  // decide for all ranks.
   const T& first() const { return rows[members.front()]; }
 };
 

@@ -1,5 +1,5 @@
-// An observer of this process's collectives. The collectives don't depend on higher layers. So the
-// monitoring layer, which is higher, installs its observer here.
+// An observer of this process's collectives. The collectives don't depend on higher layers, so the
+// monitoring layer installs its observer here.
 #ifndef KUNGFU_COLLECTIVES_OBSERVER_H_
 #define KUNGFU_COLLECTIVES_OBSERVER_H_
 
@@ -32,7 +32,8 @@ class Observer {
   // Installs `observer`, which is never freed. If it is null, removes the current observer. The
   // previous observer may still be called for a short time.
   static void Install(Observer* observer) { installed_.store(observer, std::memory_order_release); }
-  // A communicator calls this before each operation. It costs one load if no observer is installed.
+  // A communicator calls this function before each operation. The call costs one load if no
+  // observer is installed.
   static std::unique_ptr<Observation> Observe(const Operation& operation) {
     Observer* const observer = installed_.load(std::memory_order_acquire);
     return observer == nullptr ? nullptr : observer->Begin(operation);

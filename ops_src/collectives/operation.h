@@ -24,7 +24,7 @@ enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, 
 inline constexpr uint32_t kNumKinds = 7;
 
 // The stages in which a host's ranks and its transport run an operation over several hosts. First
-// the ranks contribute. Then they receive the transport's commit, and after that the result or an
+// the ranks contribute. Then they receive the transport's commit, followed by the result or an
 // error text.
 enum class Stage : uint8_t { kBring, kCommit, kResult, kText };
 
@@ -38,8 +38,8 @@ struct Weighting {
 };
 inline constexpr int kWeightBits = 24;
 
-// Set if a communicator runs this operation as a part of a larger operation (the whole). The part
-// is either one slice of the whole, or the whole restricted to the ranks of one host.
+// Set if this operation is a part of a larger operation (the whole). The part is either one slice
+// of the whole, or the whole restricted to the ranks of one host.
 struct PartOfWhole {
   const Operation* of = nullptr;  // the whole, which error messages name
   // Parts have the same name as the whole. `stage` and `track` (hosts/slices.h) distinguish the
@@ -74,7 +74,7 @@ struct Operation {
   // Set for an all-reduce to which a rank contributes several sets of tensors, or none (see
   // planes.h).
   const Planes* planes = nullptr;
-  // Set for a broadcast whose data several ranks have. It contains these ranks, including the root,
+  // Set for a broadcast if several ranks have the data. Contains these ranks, including the root,
   // in ascending order. In a cluster over several hosts, a host that has such a rank copies the
   // data from that rank.
   const Members* sources = nullptr;
@@ -97,11 +97,11 @@ std::string KeyOf(std::string_view name, uint8_t track = 0, Stage stage = Stage:
 inline std::string KeyOf(const Operation& operation) {
   return KeyOf(operation.name, operation.part.track, operation.part.stage);
 }
-// Returns the operation that the caller asked for. This is the whole if `operation` is a part, and
-// `operation` itself if not.
+// Returns the operation that the caller asked for. If `operation` is a part, this is the whole.
+// Otherwise it is `operation` itself.
 const Operation& AskedFor(const Operation& operation);
-// Returns the text with which messages about the operation begin: kind and name of what the caller
-// asked for, a colon and a space.
+// Returns the beginning of messages about the operation: kind and name of what the caller asked
+// for, a colon and a space.
 std::string TitleOf(const Operation& operation);
 
 inline bool Reduces(Kind kind) {
@@ -110,9 +110,9 @@ inline bool Reduces(Kind kind) {
 // Returns true if only the root gets the result, and the root contributes nothing.
 inline bool IsToRoot(Kind kind) { return kind == Kind::kReduceTo || kind == Kind::kGatherTo; }
 
-// Returns a number by which ranks detect different operations. It is equal on two ranks if they
-// contribute the same operation. For different operations it differs, unless their hashes collide.
-// Ranks compare the total number of elements separately.
+// Returns a number by which ranks detect that they contribute different operations. Equal
+// operations have equal numbers. Different operations have different numbers, unless their hashes
+// collide. Ranks compare the total number of elements separately.
 uint64_t SignatureOf(const Operation& operation);
 // Returns the number of elements that a rank contributes.
 uint64_t CountOf(const Operation& operation);
@@ -120,12 +120,12 @@ uint64_t CountOf(const Operation& operation);
 void Validate(const Operation& operation, uint32_t size);
 // Throws ValueError if a tensor that has elements has no memory.
 void RequireMemory(const Operation& operation, bool inputs, bool outputs);
-// Describes what the caller asked for, for the message of a mismatch error.
+// Describes, for the message of a mismatch error, what the caller asked for.
 std::string Describe(const Operation& part);
 
 // Returns the message of a mismatch error. `whose` is "ranks" or "hosts". Each entry of `brought`
-// names some of them and describes their operation. If the parameters differ (see SetClaim in
-// peer.h), the message begins with the likely mistake.
+// names some ranks or hosts and describes their operation. If the parameters differ (see SetClaim
+// in peer.h), the message begins with the likely mistake.
 std::string MismatchText(const char* whose, const std::string& name,
                          const std::vector<std::pair<std::string, std::string>>& brought);
 

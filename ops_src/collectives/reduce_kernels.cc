@@ -57,9 +57,9 @@ struct Half {
     const uint32_t special = magnitude | 0x7f800000u;
     return FloatOf(sign | ((half & 0x7c00u) == 0x7c00u ? special : finite));
   }
-  // Rounds to nearest even. Halves below 2^-14 are subnormal, with a unit of 2^-24. The last place
-  // of 0.5 in float32 is also 2^-24. So adding 0.5 makes the floating-point adder round subnormal
-  // halves.
+  // Rounds to nearest even. Halves below 2^-14 are subnormal, with a unit of 2^-24. The unit in the
+  // last place of 0.5 in float32 is also 2^-24. So adding 0.5 makes the floating-point adder round
+  // subnormal halves.
   static uint16_t Store(float x) {
     const uint32_t bits = BitsOf(x);
     const uint32_t magnitude = bits & 0x7fffffffu;

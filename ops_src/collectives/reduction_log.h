@@ -54,7 +54,7 @@ class ReductionLog {
   uint32_t last_generation() const { return last_generation_.load(std::memory_order_relaxed); }
 
  private:
-  std::atomic<uint32_t> gradient_{0}, any_{0};  // `any_`: all-reduces of anything except gradients
+  std::atomic<uint32_t> gradient_{0}, any_{0};  // `any_`: all-reduces that aren't gradient reductions
   std::atomic<uint32_t> commits_{0}, first_commit_{0}, last_commit_{0};
   std::atomic<uint32_t> last_generation_{0};
 };

@@ -14,13 +14,14 @@
 
 namespace kungfu {
 
-// All values only grow, so readers compute differences.
+// All values only grow. Readers compute differences between two readings.
 struct TrafficTotals {
   uint64_t operations = 0;
   uint64_t brought_bytes = 0;
   double busy_s = 0;                // time that any threads spent in collectives: moving data, and waiting for other
                                     // ranks
-  double exposed_s = 0;             // the part of `busy_s` for which the program waited; the rest ran in the background
+  double exposed_s = 0;             // the part of `busy_s` during which the program waited; the rest ran in the
+                                    // background
   uint64_t received_from_each = 0;  // number of bytes read from each other rank
   // For each rank, number of bytes read only from this rank.
   std::array<uint64_t, shm::kMaxMembers> received_from_root = {};
@@ -32,7 +33,7 @@ class Traffic {
   static Traffic& Get();
 
   // Counts a collective that began at `began` and has just ended. It has read `received_bytes`
-  // bytes from each other rank. If `root` isn't negative, it has read them only from rank `root`.
+  // bytes from each other rank, or only from rank `root` if `root` isn't negative.
   void Count(uint64_t began, uint64_t brought_bytes, uint64_t received_bytes, int root = -1) {
     busy_.fetch_add(Ticks() - began, std::memory_order_relaxed);
     operations_.fetch_add(1, std::memory_order_relaxed);
@@ -40,9 +41,8 @@ class Traffic {
     (root < 0 ? from_each_ : from_root_[static_cast<uint32_t>(root)])
         .fetch_add(received_bytes, std::memory_order_relaxed);
   }
-  // Counts the time since `began` as time that overlapped with the program's work. During this
-  // time, a background thread of this library ran operations, and the program didn't wait for that
-  // thread.
+  // Counts the time since `began` as overlapped time: a background thread of this library ran
+  // operations, and the program didn't wait for them.
   void CountHidden(uint64_t began) { hidden_.fetch_add(Ticks() - began, std::memory_order_relaxed); }
   // Counts the time since `began`, during which the program waited for the background thread.
   void CountWait(uint64_t began) { waited_.fetch_add(Ticks() - began, std::memory_order_relaxed); }

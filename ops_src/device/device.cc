@@ -50,8 +50,9 @@ uint64_t Device::Start(std::shared_ptr<Communicator> communicator, const Operati
     std::lock_guard<std::mutex> guard(mutex_);
     if (!place_) place_ = here;
     if (place_->device != here.device) {
-      throw Error(KF_INVALID, Text(NameOf(operation.kind), " \"", operation.name, "\": this thread has device ",
-                                   here.device, " current, but this process uses device ", place_->device));
+      throw Error(KF_INVALID,
+                  Text(NameOf(operation.kind), " \"", operation.name, "\": the current device of this thread is ",
+                       here.device, ", but this process uses device ", place_->device));
     }
   }
   job->ready = Mark(tools_.driver, stream);
@@ -59,8 +60,7 @@ uint64_t Device::Start(std::shared_ptr<Communicator> communicator, const Operati
   return Enqueue(std::move(job));
 }
 
-// Does the same as the communicator of a single rank: copies each operation's inputs to its
-// outputs.
+// Copies each operation's inputs to its outputs, like the communicator of a single rank.
 void Device::RunAlone(const Operation& operation, Stream stream) {
   for (size_t i = 0; i < operation.num_tensors; i++) {
     const kf_tensor& tensor = operation.tensors[i];
@@ -72,8 +72,8 @@ void Device::RunAlone(const Operation& operation, Stream stream) {
 
 uint64_t Device::Enqueue(JobPtr job) {
   std::lock_guard<std::mutex> guard(mutex_);
-  // Drop ended operations with the same name. They belong to a step that failed. No caller waits
-  // for them any more when the next operation with their name starts.
+  // Drop ended operations with the same name. They belong to a failed step, so no caller waits for
+  // them any more.
   for (auto each = by_ticket_.begin(); each != by_ticket_.end();) {
     each = each->second->ended && each->second->key == job->key ? by_ticket_.erase(each) : std::next(each);
   }
@@ -114,9 +114,9 @@ void Device::Wait(const uint64_t* tickets, size_t num_tickets) {
       if (job->error) throw *job->error;
       fewest = std::min(fewest, job->members);
     }
-    // If the numbers in `members` differ, a rank failed between two operations. The rank
-    // contributed to the earlier operations but not to the later ones. Repeat the earlier
-    // operations without that rank. The other survivors have the same numbers, so they do the same.
+    // If the numbers in `members` differ, a rank failed between two operations, and contributed
+    // only to the earlier ones. Repeat the earlier operations without that rank. The other
+    // survivors have the same numbers, so they do the same.
     std::vector<JobPtr> again;
     for (const JobPtr& job : jobs) {
       if (job->members == fewest) continue;
@@ -204,8 +204,8 @@ void Device::End(const JobPtr& job, const Error* error, uint32_t members) {
   ended_.notify_all();
 }
 
-// Called if no operation is ready on all ranks. Waits until this rank has more operations, but for
-// at most 1 ms, because another rank may have added one.
+// Called if no operation is ready on all ranks. Waits until this rank has more operations, for at
+// most 1 ms, because meanwhile another rank may add an operation.
 void Device::AwaitMore() {
   std::unique_lock<std::mutex> lock(mutex_);
   const size_t before = queue_.size();

@@ -19,16 +19,15 @@
 
 namespace kungfu::device {
 
-// Runs all device operations of this process on one thread, in an order on which all ranks agree
-// (see Session). So all ranks launch the same operations in the same order, even if their callers
-// use different orders and threads.
+// Runs all device operations of this process on one thread. All ranks agree on the order (see
+// Session), even if their callers use different orders and threads.
 //
 // Thread-safe.
 class Device {
  public:
   // If the vendor's library is missing, `engine` is null and `why_no_engine` gives the reason.
-  // `driver` and `engine` are never freed, because the abandoned start of a vendor's communicator
-  // may still use them.
+  // `driver` and `engine` are never freed, because a vendor's communicator whose start was
+  // abandoned may still use them.
   Device(Driver& driver, Engine* engine, std::string why_no_engine, const Options& options);
   ~Device();
   Device(const Device&) = delete;

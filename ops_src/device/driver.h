@@ -1,6 +1,6 @@
 // The interfaces that the device layer requires from a vendor: a driver (memory, copies, streams
 // and events), an engine (the vendor's library of collectives), and device communicators (the
-// communicators of this library).
+// vendor's communicators).
 #ifndef KUNGFU_DEVICE_DRIVER_H_
 #define KUNGFU_DEVICE_DRIVER_H_
 
@@ -24,8 +24,8 @@ struct Place {
   void* context = nullptr;
 };
 
-// A vendor's driver. Thread-safe. All functions throw Error KF_DEVICE with the vendor's name for
-// the error.
+// A vendor's driver. Thread-safe. All functions throw Error KF_DEVICE, whose message contains the
+// vendor's name for the error.
 class Driver {
  public:
   virtual ~Driver() = default;
@@ -64,8 +64,8 @@ class DeviceCommunicator {
  public:
   // Aborts all running work at once, without a result.
   virtual ~DeviceCommunicator() = default;
-  // Returns true when the communicator has started and the launched work is on its stream. Until
-  // then, the caller may call no other function. The caller calls this one repeatedly. It never
+  // Returns true when the communicator has started and the launched work is on its stream. The
+  // caller calls this function repeatedly, and no other function until it returns true. Never
   // blocks for long. Throws Error.
   virtual bool Ready() = 0;
   // Begins to enqueue one operation. `Engine::Supports` must be true for it. Never blocks for long.
@@ -95,8 +95,8 @@ std::unique_ptr<Engine> OpenHccl(const char* paths, Driver& driver);
 
 // ---- ownership ----
 
-// An event that has been recorded once. Events are never recorded again, because ACL would require
-// a reset before that.
+// An event that has been recorded. Events are recorded only once, because ACL would require a reset
+// before the second time.
 class Mark {
  public:
   Mark() = default;

@@ -114,7 +114,7 @@ std::vector<JobPtr> Session::Order(const std::vector<JobPtr>& mine) {
     }
   }
   // If a rank has waited too long for another rank, the ranks aren't at the same place in the
-  // program. So every operation that some rank hasn't called fails.
+  // program. So every operation that isn't called on all ranks fails.
   const bool expired = std::any_of(all.rows.begin(), all.rows.end(), [](const Announcement& each) {
     return std::any_of(each.ready, each.ready + each.count, [](const Ready& ready) { return ready.expired != 0; });
   });
@@ -240,8 +240,8 @@ void Session::BringUp() {
   }
 }
 
-// Repeats rounds until all ranks are `done`, one has an error (`done` throws on that rank), or one
-// has failed. The outcome is the same on all ranks.
+// Repeats rounds until all ranks are `done`, a rank has an error (`done` throws on that rank), or a
+// rank has failed. The outcome is the same on all ranks.
 Session::Outcome Session::Rounds(const std::function<bool()>& done, Error* failure) {
   RunTime waited;
   Status own{};
@@ -268,7 +268,7 @@ Session::Outcome Session::Rounds(const std::function<bool()>& done, Error* failu
     const auto all = GatherLiving(*communicator_, "kungfu/device/rounds", own);
     const bool all_done =
         std::all_of(all.members.begin(), all.members.end(), [&](uint32_t r) { return all.rows[r].state == kDone; });
-    // If all ranks were done, the result is valid even if a rank has failed after that.
+    // If all ranks were done, the result is valid even if a rank has failed since.
     if (all_done) return Outcome::kDone;
     if (all.members.size() < members_) {
       members_ = all.members.size();
@@ -301,8 +301,8 @@ void Session::RunBatch(const std::vector<JobPtr>& jobs) {
   RunByStaging(by_staging);
 }
 
-// Copies the inputs of an in-place reduction. The reduction overwrites them, but if a rank fails
-// during the reduction, it must be repeated with the old inputs.
+// Copies the inputs of an in-place reduction. If a rank fails during the reduction, the reduction
+// must be repeated with the old inputs.
 void Session::SaveInputs(const JobPtr& job) {
   if (job->kept != nullptr || !Reduces(job->operation.kind)) return;
   const size_t unit = SizeOf(job->operation.dtype);
@@ -323,8 +323,8 @@ void Session::SaveInputs(const JobPtr& job) {
   job->ready = Mark(tools_.driver, tools_.stream);
 }
 
-// Returns true if the operations have ended. Returns false if a rank failed, and the operations
-// must be repeated.
+// Returns true if the operations have ended, and false if they must be repeated because a rank
+// failed.
 bool Session::RunByEngine(const std::vector<JobPtr>& jobs) {
   if (jobs.empty()) return true;
   size_t launched = 0;

@@ -28,7 +28,7 @@ struct Job : KeptOperation {
   Mark ready;                   // a point on the caller's stream; the inputs are ready when the stream has passed it
   std::unique_ptr<Block> kept;  // a copy of the inputs of an in-place reduction, in case it must be repeated
   bool by_staging = false;
-  std::optional<Error> failure;  // a failure of this rank's device that the other ranks haven't been notified of yet
+  std::optional<Error> failure;  // a failure of this rank's device, before the other ranks have been notified
 
   // The device's mutex guards these members:
   bool ended = false;
@@ -70,12 +70,11 @@ struct SessionTools {
 //          failed. So no rank keeps a result that another rank lacks. After a failure, the survivors abort the work of
 //          the device communicator. They repeat the operations by staging, with the runtime's own recovery.
 //
-// Every decision follows from a gather, which gives all ranks the same values. No rank decides
-// anything alone.
+// Every decision follows from a gather, which gives all ranks the same values.
 //
-// A communicator of the vendor's library belongs to one communicator of the runtime, and so to one
-// cluster version. The first operation starts it. If it loses a rank, it isn't started again. The
-// next cluster version starts a new one.
+// A device communicator belongs to one communicator of the runtime, and so to one cluster version.
+// The first operation starts the device communicator. If it loses a rank, it isn't restarted until
+// the next cluster version.
 class Session {
  public:
   // The maximum number of started operations per rank.

@@ -165,7 +165,7 @@ void Staging::Pipeline(Communicator& communicator, const Operation& operation, c
     for (; fetched < std::min(c + kBuffers, plan.chunks.size()); fetched++) fetch(fetched);
     Try([&] {
       Poll([&] { return came[c].Done(); });
-    });  // this copy comes after the buffer's last copy to the device, so that copy has ended too
+    });  // this copy waited for the last copy from the buffer to the device
     char* buffer = Buffer(c, plan.buffer_bytes);
     const kf_tensor host{buffer, buffer + plan.out_at, plan.chunks[c].count * plan.ins};
     Operation step = operation;

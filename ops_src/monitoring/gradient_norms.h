@@ -1,6 +1,6 @@
 // Measures the squared norm of this rank's gradients before a reduction, and of the reduced
-// gradients. The gradient noise scale needs only these norms. They are measured inside the
-// reduction, so no graph has to be built for them.
+// gradients. The gradient noise scale needs only these norms. Because they are measured inside the
+// reduction, no graph has to be built for them.
 #ifndef KUNGFU_MONITORING_GRADIENT_NORMS_H_
 #define KUNGFU_MONITORING_GRADIENT_NORMS_H_
 

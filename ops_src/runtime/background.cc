@@ -23,9 +23,9 @@ std::atomic<uint32_t> delay_ms{0};
 
 }  // namespace
 
-// An operation and its memory. Four owners use it in turn, and each change happens under the mutex:
-// the thread that starts it, the queue, the background thread while it runs the operation, and the
-// waiting thread.
+// An operation and its memory. It has four owners one after another: the thread that starts it, the
+// queue, the background thread, and the waiting thread. Each change of owner happens under the
+// mutex.
 struct Background::Pending : KeptOperation {
   enum class State { kQueued, kRunning, kEnded };
 
@@ -141,9 +141,8 @@ uint64_t Background::Start(std::shared_ptr<Communicator> communicator, const Ope
   return pending->ticket;
 }
 
-// Reuses the last operation with this name and dtype, and its memory, if no caller needs the
-// operation any more. Otherwise returns a new operation. In both cases, the ticket of the last
-// operation becomes void.
+// Reuses the last operation with this name and dtype, and its memory, if no caller needs it any
+// more. Otherwise returns a new operation. In both cases, the last operation's ticket becomes void.
 Background::PendingPtr Background::NewPending(const std::string& key) {
   std::lock_guard<std::mutex> guard(mutex_);
   const auto found = by_key_.find(key);
@@ -166,8 +165,9 @@ void Background::Wait(const kf_started* started, size_t num_started) {
       if (started[i].ticket == 0) continue;
       const auto found = by_ticket_.find(started[i].ticket);
       if (found == by_ticket_.end()) {
-        throw Error(KF_INVALID, Text("no operation has ticket ", started[i].ticket,
-                                     ": it was already waited for, or a newer operation of the same name was started"));
+        throw Error(KF_INVALID,
+                    Text("no operation has ticket ", started[i].ticket,
+                         ": a caller has already waited for it, or a newer operation with its name was started"));
       }
       found->second->CheckOutputs(started[i]);
       all[i] = found->second;
@@ -185,8 +185,8 @@ void Background::Wait(const kf_started* started, size_t num_started) {
     const TraceSpan span(Trace::What::kProgram, "wait for reductions");
     for (size_t i = 0; i < num_started; i++) {
       if (all[i] == nullptr) continue;
-      // Wait for every operation, even after a failure. The thread may write to an operation's
-      // outputs until the operation has ended.
+      // Wait for every operation, even after a failure, because the background thread may write to
+      // an operation's outputs until the operation has ended.
       WaitFor(*all[i]);
       if (!error) error = all[i]->error;
     }

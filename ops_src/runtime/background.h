@@ -45,8 +45,8 @@ namespace kungfu {
 // dtype starts.
 //
 // Thread-safe. The first operation that needs the thread starts it. The thread sleeps while there
-// is no operation, and ends in `Stop`. A forked child has no such thread. It can't start
-// operations, and `Stop` does nothing there.
+// is no operation, and ends in `Stop`. A forked child has no such thread: it can't start
+// operations, and `Stop` does nothing.
 class Background {
  public:
   Background() = default;
@@ -63,10 +63,10 @@ class Background {
   // tensors must be those that were passed to `Start`.
   void Wait(const kf_started* started, size_t num_started);
   // Ends the thread after it has run the queued operations. To avoid waiting for them, close the
-  // communicators first. If another thread calls `Start` meanwhile, `Start` waits until the thread
-  // has ended.
+  // communicators first. If `Start` is called during `Stop`, `Start` waits until the thread has
+  // ended.
   void Stop() noexcept;
-  // Returns true if this object is a forked child's copy, which can't be used.
+  // Returns true if this object is an unusable copy in a forked child.
   bool IsCopy() const { return process_.IsCopy(); }
 
  private:

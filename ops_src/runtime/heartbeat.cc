@@ -30,8 +30,8 @@ Heartbeat::~Heartbeat() {
 
 void Heartbeat::Follow(std::shared_ptr<Communicator> communicator) {
   if (shared_ != nullptr && process_->IsCopy()) {
-    shared_ = nullptr;  // the copied reference of the parent's thread keeps the object alive, because its lock may be
-                        // held
+    shared_ = nullptr;  // not destroyed, because its lock may be held: the copy of the parent thread's reference
+                        // remains
   }
   if (shared_ != nullptr) {
     std::lock_guard<std::mutex> guard(shared_->mutex);

@@ -1,5 +1,4 @@
-// Notifies the launcher that this process is running, whatever the process's other threads are
-// doing.
+// Notifies the launcher that this process is running, even if the process's other threads are busy.
 #ifndef KUNGFU_RUNTIME_HEARTBEAT_H_
 #define KUNGFU_RUNTIME_HEARTBEAT_H_
 
@@ -12,7 +11,7 @@
 namespace kungfu {
 
 // A thread that calls Communicator::Beat ten times per second. The heartbeats stop if the process
-// is stopped or if the kernel doesn't schedule it. They continue if the process compiles or
+// is stopped or if the kernel doesn't schedule it. They continue while the process compiles or
 // evaluates for minutes.
 //
 // Not thread-safe. A forked child has no such thread, and needs none for its communicator of one

@@ -80,8 +80,8 @@ void Peer::JoinHosts(int local, int control_segment, int requests, int models, c
                                                           std::make_shared<shm::Segment>(control_segment), requests,
                                                           places, rank, address, has_state, options);
   const uint64_t version = next->cluster_version();
-  // The other hosts are added before any thread uses the new version. They are removed when no
-  // thread uses the old version any more.
+  // The other hosts are added before any thread uses the new version. The old version's other hosts
+  // are removed when no thread uses the old version any more.
   store().AddOtherHosts(version, std::make_shared<store::OtherHosts>(models, places, rank, options.collective_timeout));
   try {
     Enter(next);
@@ -106,10 +106,10 @@ void Peer::Enter(const std::shared_ptr<Next>& next) {
   try {
     next->Assemble();
   } catch (...) {
-    // If the members recover from failures, they wait only until this rank is marked as failed. If
-    // this rank left instead, all of them would give up. Its heartbeat stays in the cluster version
-    // in which it failed, and stops there (see GiveUp). So the launcher ends the process if the
-    // process doesn't end on its own.
+    // If the policy is to recover, the other members wait only until this rank is marked as failed.
+    // If this rank left instead, all of them would give up. GiveUp has stopped this rank's
+    // heartbeat in the cluster version, so the launcher ends the process if the process doesn't end
+    // on its own.
     if (next->recovers()) throw;
     {
       std::lock_guard<std::mutex> guard(mutex_);
@@ -160,7 +160,7 @@ void Peer::Install(std::shared_ptr<Communicator> next, const std::string& why_st
 ResizeOutcome Peer::Resize(uint32_t size) {
   const auto communicator = Current();
   if (size < 1) throw Error(KF_INVALID, "resize to 0: a cluster has at least 1 rank");
-  // If only one rank calls resize, it waits here. The log then shows this name to the user.
+  // A rank that calls resize alone waits here, and the log shows this name to the user.
   const auto asked = GatherLiving(*communicator, "kungfu/resize (all ranks must call it)", size);
   for (const uint32_t r : asked.members) {
     if (asked.rows[r] == size) continue;

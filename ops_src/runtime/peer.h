@@ -37,7 +37,7 @@ class Peer {
   // Returns the current communicator. If a join handler is set, calls it first.
   std::shared_ptr<Communicator> Current();
 
-  // Sets the handler with which this process joins its cluster later. The handler calls Join or
+  // Sets the handler by which this process joins its cluster later. The handler calls Join or
   // Leave, and then removes itself. Until then, every call of Current() first calls the handler.
   // Several threads may call the handler at once, and the handler itself may call Current().
   void SetJoinHandler(JoinHandler handler);
@@ -98,8 +98,8 @@ class Peer {
   std::atomic<bool> joins_later_{false};   // true if there is a join handler
   std::atomic<uint32_t> weight_{1};
   std::string claim_;  // guarded by mutex_
-  // Guarded by mutex_. Never destroyed. A forked child that becomes a member gets its own object
-  // and doesn't touch its parent's.
+  // Guarded by mutex_. Never destroyed. A forked child that becomes a member gets its own object,
+  // and doesn't use its parent's.
   Background* background_;
   Heartbeat heartbeat_;  // guarded by mutex_
 };

@@ -30,7 +30,7 @@ char StateOf(const std::string& task) {
   std::ifstream file(task + "/stat");
   std::string text;
   std::getline(file, text);
-  const size_t end = text.rfind(')');  // the end of the thread's name, because the name may itself contain brackets
+  const size_t end = text.rfind(')');  // the last bracket ends the thread's name, which may itself contain brackets
   return end == std::string::npos || end + 2 >= text.size() ? '\0' : text[end + 2];
 }
 
@@ -48,7 +48,7 @@ int64_t SwitchesOf(const std::string& task) {
 
 }  // namespace
 
-// If a thread ends after its folder was listed but before its state is read, it counts as not
+// A thread that ends between the listing of its folder and the reading of its state counts as not
 // sleeping, because it has just run.
 bool Stillness::AllSleep(const std::vector<pid_t>& waiting) const {
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(tasks_.c_str()), closedir);

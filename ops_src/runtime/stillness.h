@@ -1,4 +1,4 @@
-// Detects that this process stands still, that is, that all its threads sleep.
+// Detects whether this process stands still, that is, whether all its threads sleep.
 #ifndef KUNGFU_RUNTIME_STILLNESS_H_
 #define KUNGFU_RUNTIME_STILLNESS_H_
 

@@ -17,8 +17,8 @@ class Partition {
   Partition() = default;
   // Assigns contiguous blocks of shards in the order of `members`. If there are enough shards, each
   // member gets at least one. Otherwise each of the first members gets one. `weights` contains the
-  // members' speeds. If it is empty, the speeds are equal. The blocks minimize the time at which
-  // the slowest member finishes.
+  // members' speeds. If it is empty, the speeds are equal. The assignment minimizes the time at
+  // which the last member finishes.
   Partition(uint32_t shards, const Members& members, const std::vector<uint32_t>& weights);
 
   // Removes `rank`, which has failed. Distributes its shards over the other members as evenly as

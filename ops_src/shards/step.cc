@@ -343,8 +343,8 @@ bool Step::Reduce(const std::vector<kf_group>& groups, size_t num_gradients) {
   return true;
 }
 
-// Goes to a later generation. The partition of each generation follows from the previous partition
-// and from the rank that failed in between.
+// Moves the step to a later generation. The partition of each generation follows from the previous
+// partition and the rank that failed in between.
 void Step::MoveTo(uint32_t generation) {
   for (; generation_ < generation; generation_++) {
     const Members before = communicator_->MembersOf(generation_), after = communicator_->MembersOf(generation_ + 1);
@@ -357,7 +357,7 @@ void Step::MoveTo(uint32_t generation) {
   }
 }
 
-// Keeps the roots of groups that have ended if a later group still waits, because the groups'
+// Keeps the roots of groups that have ended, if a later group hasn't ended yet, because the groups'
 // memory is valid only during this launch.
 void Step::KeepRoots(const std::vector<kf_group>& groups) {
   for (size_t k = roots_.size(); k < reduced_; k++) {

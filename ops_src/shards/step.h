@@ -11,17 +11,16 @@
 // 2. A failure. The reduction of a generation ends either with the contributions of all its members
 // or not at all. The outcome is the same on all survivors, as with every operation
 // (host/failure_rules.cc). A rank that fails after all its nodes are published has contributed.
-// Otherwise all survivors go to the next generation. Its partition follows from the previous one:
-// the failed rank's shards are assigned to the other members. A rank that gets new shards isn't
-// ready for that generation. Bring returns "more" on this rank, and the caller computes and adds
-// the new shards. The other ranks wait for it in that generation. A second failure is handled in
-// the same way. Sums stay until the step has ended, so only the failed rank's shards are computed
-// again.
+// Otherwise all survivors go to the next generation, in which the failed rank's shards are assigned
+// to the other members. A rank that gets new shards isn't ready for that generation. Bring returns
+// "more" on this rank, and the caller computes and adds the new shards. The other ranks wait for it
+// in that generation. A second failure is handled in the same way. Sums stay until the step has
+// ended, so only the failed rank's shards are computed again.
 // Test: ShardsFailures.AStepIsWholeWhereverOneFails
 // Test: ShardsFailures.AStepIsWholeWhereverTwoFail
 //
-// 3. No circular wait. A rank waits only in the reduction of a generation for which it has added
-// all its shards. So a waiting rank has no shards left, and a rank with shards left doesn't wait.
+// 3. No circular wait. A rank waits only in the reduction of a generation, and only after it has
+// added all its shards of that generation. So a rank with shards left doesn't wait.
 // Test: ShardsFailures.AStepIsWholeWhereverOneFails
 //
 // 4. The groups of a step (gradients by dtype, moving statistics) are reduced one after another.
@@ -37,7 +36,7 @@
 //
 // 6. If gradients are watched (monitoring/gradient_norms.h), the squared norm of each shard's
 // gradients goes through the tree as one additional number. So all ranks get the same mean of the
-// norms, whatever the partition is.
+// norms, independently of the partition.
 // Test: ShardsStep.MeasuresTheGradientsOfItsShardsAndTheirMean
 //
 // 7. An update may run after Bring even if the step hasn't ended, because in a framework's graph, a
@@ -46,9 +45,9 @@
 // it copies that memory and fills its outputs with zeros. UndoUpdate then restores the memory
 // before anything else is computed. The copy is complete, because Bring runs before the update's
 // first write. The restoration is complete, because UndoUpdate runs after the graph has ended. In
-// between, Refuse prevents every operation that other ranks would notice, and no next step begins.
-// If the caller can't undo the update, training can't continue. A step that ends in its first Bring
-// has none of these costs.
+// between, Refuse prevents every operation that other ranks would notice, and the next step can't
+// begin. If the caller can't undo the update, training can't continue. A step that ends in its
+// first Bring has none of these costs.
 // Test: ShardsStep.RefusesWhatDoesNotBelongToIt
 //
 // 8. Moving statistics are tensors that the computation of a shard changes. Each shard begins with
@@ -89,8 +88,8 @@ struct Plan {
 //
 // `place` identifies the layer that draws. It is the number of draws since the computation of the
 // shard began. A program draws in the same order everywhere: on new and old workers, and in both of
-// MindSpore's modes. A number that a layer got when it was created would depend on what else the
-// process has created. A layer that is called twice draws twice.
+// MindSpore's modes. A number assigned at a layer's creation would depend on what else the process
+// has created. A layer that is called twice draws twice.
 struct Key {
   uint64_t seed, step;
   uint32_t shard, place;
@@ -109,8 +108,8 @@ struct Written {
   size_t bytes;
 };
 
-// Thread-safe. But only one caller may run a step. If a second caller calls Begin during a step,
-// another step begins.
+// Thread-safe. But only one caller may run a step: a call of Begin during a step begins another
+// step.
 class Step {
  public:
   // Returns the only step object of this process. It is never destroyed.
@@ -122,15 +121,15 @@ class Step {
   Shards Missing() const;
   // Declares that the next Bring adds this shard's gradients.
   void Take(uint32_t shard);
-  // Declares that the next Bring adds nothing. This rank has no shards left, and only needs the
-  // root.
+  // Declares that the next Bring adds nothing, because this rank has no shards left and only needs
+  // the root.
   void TakeNone();
   // Declares that the next Bring only computes hashes of the gradients. See Hashes.
   void TakeForHashes(uint32_t shard);
 
-  // Declares that an update runs after the next Bring, whatever Bring returns. `where` returns the
-  // memory that the update writes to. If the update must be undone, Bring calls `where` on the
-  // thread that called Bring.
+  // Declares that an update runs after the next Bring, independently of Bring's result. `where`
+  // returns the memory that the update writes to. If the update must be undone, Bring calls `where`
+  // on the thread that called Bring.
   void UpdateFollows(std::function<std::vector<Written>()> where);
   // Restores the memory that the update has written to, unless the step has ended. Call it after
   // the update.
@@ -140,18 +139,18 @@ class Step {
   // root. Returns false if Missing() returns more shards. The groups must be the same in each call,
   // except for their memory. `loss` is the input of the one tensor that isn't a gradient.
   bool Bring(const kf_group* groups, size_t num_groups, const void* loss = nullptr);
-  // Returns what the last Bring returned, for a caller that runs after a graph.
+  // Returns the result of the last Bring, for callers that run after the graph.
   bool Over() const;
-  // End ends the step. Call it after the update. Between Begin and End, gradients can't be reduced
-  // in any other way. While a shard is computed, no operation can run, because ranks compute
-  // different numbers of shards. Refuse throws if an operation called `name` can't run now.
+  // `End` ends the step. Call it after the update. Between Begin and End, gradients can't be
+  // reduced in any other way. While a shard is computed, no operation can run, because ranks
+  // compute different numbers of shards. Refuse throws if an operation called `name` can't run now.
   void End() { inside_.store(Inside::kNothing, std::memory_order_relaxed); }
   void Refuse(const char* name, bool gradients) const;
-  // Returns the members of the next step that begins with `communicator`. Ranks that failed in the
-  // communicator's last step are left out.
+  // Returns the members of the next step that begins with `communicator`. Excludes ranks that
+  // failed in the communicator's last step.
   Members MembersNow(const Communicator& communicator) const;
-  // Returns for how many seconds this rank has computed since Begin (from Take to Bring each time),
-  // and the number of shards that it has computed.
+  // Returns the seconds that this rank has computed since Begin (the sum of the times from Take to
+  // Bring), and the number of shards that it has computed.
   std::pair<double, uint32_t> Pace() const;
   // Returns the key of the current shard's next draw, or none outside a step. Throws during the
   // update.

@@ -172,7 +172,7 @@ uint64_t ModelStore::Save(const std::string& name, const std::string& layout, co
       record.capacity = RoundUp(std::max<size_t>(PaddedBytes(blobs, num_blobs), 1), kPage);
       for (int i = 0; i < 2; i++) {
         record.offset[i] = end_;
-        // Allocate the memory now. If memory were missing later, a write would raise SIGBUS.
+        // Allocate the memory now, because a write without memory would raise SIGBUS later.
         const int error = posix_fallocate(fd_, static_cast<off_t>(end_), static_cast<off_t>(record.capacity));
         if (error != 0) {
           throw Error(KF_INTERNAL, Text("can't allocate ", record.capacity, " bytes of shared memory for \"", name,
@@ -268,7 +268,8 @@ Description StoreView::Describe(const std::string& name) const {
   return {TextOf(known->record->layout), known->record->bytes, known->record->latest.load(std::memory_order_acquire)};
 }
 
-// Returns null if nothing has been saved under this name. Throws if the saved layout differs.
+// Returns null if nothing has been saved under this name. Throws if the saved model has a different
+// layout.
 const StoreView::Known* StoreView::Fitting(const std::string& name, const std::string& layout, uint64_t bytes,
                                            uint64_t padded) const {
   const Known* known = Find(name);

@@ -17,15 +17,15 @@
 // 1. A read is whole. The reader has read `latest == v`, so all words of version v were written
 // before that. The buffer is written again only for version v + 2, and `begun` announces this
 // first. So a reader that has read any word of v + 2 also reads begun == v + 2. It then starts
-// again with the newer `latest`. Repetitions are rare, because a reader has much time for its copy:
-// the time of a whole save, and of all work between two saves (a training step).
+// again with the newer `latest`. Repetitions are rare, because the time for a copy is long: it
+// includes a whole save, and all work between two saves (a training step).
 // Test: ModelStore.ReadsAreWholeWhileTheOwnerSavesWithoutPause
 //
 // 2. The writer may fail at any point. While it writes version v, `latest` is v - 1, and the buffer
 // of version v - 1 isn't written. `records` counts a record only when the record is complete, and a
-// record never moves or shrinks. If the file has grown without a newly counted record, it has a
-// hole that no reader uses. A lock on the file shows whether the owner is running, because the
-// kernel drops the lock when the owner ends.
+// record never moves or shrinks. If the writer fails after the file has grown, the file has an
+// additional part that no reader uses. A lock on the file shows whether the owner is running,
+// because the kernel drops the lock when the owner ends.
 // Test: ModelStore.AWriterThatIsKilledLeavesWholeModels
 #ifndef KUNGFU_STORE_MODEL_STORE_H_
 #define KUNGFU_STORE_MODEL_STORE_H_
@@ -113,12 +113,12 @@ class ModelView {
 size_t PaddedBytes(const kf_blob* blobs, size_t num_blobs);
 uint64_t TotalBytes(const kf_blob* blobs, size_t num_blobs);
 
-// Access to the models of this worker, or of another worker on this host.
+// Access to the models of a worker on this host, which may be this worker itself.
 class StoreView final : public ModelView {
  public:
   // The caller still owns the descriptor. Throws InternalError if it isn't a store of this version
-  // of the runtime. Set `own` if it is a store of this process. In that case the store must outlive
-  // the view, because no descriptor of the store may be closed.
+  // of the runtime. Set `own` if it is a store of this process. The store must then outlive the
+  // view, because no descriptor of the store may be closed.
   explicit StoreView(int fd, bool own = false);
   // Creates a view and closes the descriptor. Returns null if `fd` is -1.
   static std::shared_ptr<StoreView> Take(int fd);

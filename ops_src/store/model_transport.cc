@@ -23,8 +23,8 @@ constexpr uint64_t kEpoch = 1;
 constexpr auto kNever = std::chrono::milliseconds(std::chrono::hours(24 * 3650));
 constexpr auto kMoment = std::chrono::milliseconds(10);
 constexpr uint32_t kMostAnswering = 2;  // maximum number of a host's requests that are answered at the same time
-constexpr size_t kMostWaiting = 4096;   // maximum number of queued requests to one host; each needs a waiting thread,
-                                        // so there are far fewer
+constexpr size_t kMostWaiting = 4096;   // maximum number of queued requests to one host; rarely reached, because each
+                                        // request needs a waiting thread
 enum : uint64_t { kAsk = 0, kAnswer = 1, kTensors = 2 };  // the messages of one request
 
 tcp::Tag TagOf(uint64_t number) { return tcp::Tag::Of("kungfu/models", number); }
@@ -53,8 +53,7 @@ void Wake(int eventfd) {
   [[maybe_unused]] const auto written = write(eventfd, &one, sizeof one);
 }
 
-// Rejects a request, and doesn't keep it. If the worker can't receive the refusal, the worker waits
-// until its deadline.
+// Rejects a request. If the worker can't receive the refusal, the worker waits until its deadline.
 void Refuse(int socket, const Ask& ask, bool again, const std::string& text) {
   Refusal refusal;
   refusal.number = ask.number;
@@ -154,8 +153,8 @@ void ModelTransport::Close() {
     threads.swap(threads_);
   }
   for (std::thread& thread : threads) thread.join();
-  // No other thread is running any more. The threads have answered the requests that they had
-  // begun. Answer the queued requests here.
+  // All other threads have ended, and have answered the requests that they had begun. Answer the
+  // queued requests here.
   for (Far& far : hosts_) {
     for (auto& waiting : far.waiting) {
       for (Asking& asking : waiting) {
@@ -208,7 +207,8 @@ void ModelTransport::HearWorker(int socket) {
     std::unique_ptr<Parcel> parcel;
     const bool is_ask = n == sizeof ask && IsAsk(ask);
     if (is_ask && fd < 0) {
-      // The kernel drops a descriptor if this process can't have more descriptors.
+      // The kernel drops the message's descriptor if this process has reached its limit of
+      // descriptors.
       Refuse(socket, ask, /*again=*/true,
              "the launcher received no descriptor with the request; raise the launcher's RLIMIT_NOFILE");
       continue;
@@ -304,7 +304,7 @@ void ModelTransport::Do(std::function<void()> job) {
   try {
     threads_.push_back(StartThread("kungfu-model", [this] { Work(); }));
   } catch (const std::exception&) {
-    changed_.notify_one();  // the job waits for an existing thread, or until its worker's deadline
+    changed_.notify_one();  // an existing thread runs the job, unless its worker's deadline passes first
   }
 }
 

@@ -1,19 +1,19 @@
-// One host's part in transferring models between hosts. It runs in the launcher's process.
+// Transfers models between one host and the other hosts. Runs in the launcher's process.
 //
 // A worker sends a request to its own host's model transport (parcel.h), which forwards the request
 // to the model transport of the other host. The other transport reads the model from the store of
-// the worker that saved it (model_store.h). The worker that saved it isn't involved. Model
-// transports have a separate mesh with separate connections. The messages of a request are:
+// the worker that saved the model (model_store.h), without involving that worker. Model transports
+// have a separate mesh with separate connections. The messages of a request are:
 //
 //   asking transport  ask      ->  asked transport   finds the store by a read-only descriptor
 //                     answer   <-                    version and layout, or why there is no model
 //                     tensors  <-                    only if a model was requested and there is a version
 //
 // 1. No read is torn. The asked transport first copies the record, by the same rules as a worker on
-// its host (StoreView). The copy runs at the speed of memory and not of the network. The transport
-// sends this copy, which no thread writes, so the owner may save while the model is being sent. The
-// asking transport reports the model when the whole model has arrived. Versions never decrease: if
-// a request is sent after an answer has arrived, it reads the record later than that answer did.
+// its host (StoreView). The copy runs at the speed of memory, not of the network. The transport
+// sends this copy, so the owner may save while the model is being sent. The asking transport
+// reports the model when the whole model has arrived. Versions never decrease: a request that is
+// sent after an answer has arrived reads a later state of the record.
 // Test: ModelsOfOtherHosts.ReadsAreWholeAndNeverGoBack
 //
 // 2. Memory. The asking transport allocates no memory, because tensors go directly into the
@@ -31,9 +31,8 @@
 // Test: ModelsOfOtherHosts.PausedHostIsAwaitedOnlyByItsOwnReaders
 //
 // 4. Failures.
-// - If the owner fails: its store is read only while the owner is known to be running. A lock shows
-//   this, which the kernel drops when the owner ends. After that the model no longer exists, as on
-//   a single host.
+// - If the owner fails, its models no longer exist, as on a single host. A lock shows whether the
+//   owner is running, because the kernel drops the lock when the owner ends.
 // - If the whole host is lost (its connection has ended, or LoseHost was called), its models are
 //   lost too.
 // - If the asking worker fails, its parcel is still filled, but no process reads it.
@@ -46,14 +45,13 @@
 //
 // The mesh for collectives has the same lifetime, but models use a separate mesh for these reasons:
 // - A socket's buffer holds several milliseconds of a model. Between separate connections, the
-//   kernel shares the network. This was measured on connections of 40 MB/s during the transfer of a
-//   model. An all-reduce of 4 bytes takes 0.1 ms with separate connections, and 12 to 22 ms with
-//   shared ones. An all-reduce of 1 MiB takes 24 ms with separate connections, and 75 to 545 ms
-//   with shared ones.
+//   kernel shares the network. During the transfer of a model at 40 MB/s, an all-reduce of 4 bytes
+//   takes 0.1 ms with separate connections, and 12 to 22 ms with shared ones. An all-reduce of 1
+//   MiB takes 24 ms with separate connections, and 75 to 545 ms with shared ones.
 // - The loss of a host cancels all messages of the collectives' mesh. Models don't depend on which
 //   ranks have failed. So the models' mesh stays in its first epoch, and no model is sent twice.
 // - The inter-host transport measures the traffic on its connections, and the strategy AUTO selects
-//   an algorithm by this measurement. With a shared mesh, it would also measure models.
+//   an algorithm by this measurement. With a shared mesh, the measurement would include models.
 #ifndef KUNGFU_STORE_MODEL_TRANSPORT_H_
 #define KUNGFU_STORE_MODEL_TRANSPORT_H_
 
@@ -96,8 +94,8 @@ class ModelTransport {
   int Connect();
   // Marks the host as lost. From then on, its workers have no models.
   void LoseHost(uint32_t host);
-  // Returns each host to which a connection has ended, and the reason. Hosts that were passed to
-  // LoseHost are left out.
+  // Returns each host to which a connection has ended, and the reason. Omits hosts that were passed
+  // to LoseHost.
   std::vector<std::pair<uint32_t, std::string>> Unreachable() const;
   // Ends all requests. A second call does nothing.
   void Close();

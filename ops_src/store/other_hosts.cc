@@ -136,7 +136,7 @@ std::optional<Refusal> OtherHosts::RefusalOf(uint32_t number) {
   Refusal refusal;
   while (recv(transport_, &refusal, sizeof refusal, MSG_DONTWAIT) == static_cast<ssize_t>(sizeof refusal)) {
     if (refusal.magic != Refusal::kMagic) continue;
-    // The request of this refusal no longer waits.
+    // No thread waits for the request of this refusal any more.
     if (refusals_.size() >= kMostRefusals) refusals_.erase(refusals_.begin());
     refusals_[refusal.number] = refusal;
   }

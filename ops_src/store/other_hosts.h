@@ -31,10 +31,9 @@ class OtherHosts {
 
   bool Have(uint32_t rank) const { return rank < places_.ranks() && places_.HostOf(rank) != host_; }
   // Returns a view of a rank for which Have() is true. Each call on the view sends a new request,
-  // except OwnerLives. OwnerLives sends no request and returns true, because a worker that has
-  // ended has no models. In addition to ModelView's errors, the view throws StaleClusterError when
-  // the cluster version has ended, CollectiveTimeoutError, and the errors that the thread's
-  // InterruptCheck throws.
+  // except OwnerLives, which always returns true, because a worker that has ended has no models. In
+  // addition to ModelView's errors, the view throws StaleClusterError when the cluster version has
+  // ended, CollectiveTimeoutError, and the errors that the thread's InterruptCheck throws.
   static std::shared_ptr<ModelView> ViewOf(const std::shared_ptr<OtherHosts>& self, uint32_t rank);
   // Ends all waits. Call it when the cluster version has ended.
   void Close() { closed_.store(true, std::memory_order_release); }
@@ -59,7 +58,7 @@ class OtherHosts {
   // `mutex_` guards these members:
   std::vector<std::unique_ptr<Parcel>> kept_;
   uint32_t asks_ = 0;
-  std::map<uint32_t, Refusal> refusals_;  // refusals that another thread than the requesting thread has read
+  std::map<uint32_t, Refusal> refusals_;  // refusals that were read by a thread other than the requesting thread
 };
 
 }  // namespace kungfu::store

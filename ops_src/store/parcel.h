@@ -11,13 +11,12 @@
 //     done == 1? reads the Answer and the room <-  done = 1; wakes the worker
 //
 // If the transport can't map the parcel, it sends a `Refusal` on the socket of the `Ask`, and drops
-// the `Ask`. Possible reasons are that descriptors or memory are temporarily missing, or that a
-// descriptor isn't a parcel. If the `Refusal` says that the reason is temporary, the worker asks
-// again, until its deadline.
+// the `Ask`. Possible reasons are a temporary lack of descriptors or memory, or a descriptor that
+// isn't a parcel. If the reason is temporary, the worker asks again, until its deadline.
 // Test: ModelsOfOtherHosts.WorkerAsksAgainAfterAMomentaryLackOfItsLauncher
 //
 // 1. One writer. After the `Ask`, only the transport writes to the parcel, and it writes nothing
-// after `done = 1`. The worker doesn't use the parcel in between. The transport advances `done`
+// after `done = 1`. The worker doesn't use the parcel until then. The transport advances `done`
 // with release order, and the worker reads it with acquire order. So a worker that reads `done ==
 // 1` sees the answer. If the answer has a version, the worker also sees the whole model, because
 // the transport reports a version only when the last byte has arrived. If the worker stops waiting
@@ -27,8 +26,8 @@
 //
 // 2. Failures of the other side. If the worker fails, its parcel exists until the transport has
 // released it, and no process reads it. If the transport ends, it answers all requests that it has
-// received. If it didn't receive a request, the worker finds that the other end of its socket is
-// closed. A launcher doesn't end before its workers.
+// received. If it hasn't received a worker's request, the worker detects that the other end of its
+// socket is closed.
 // Test: ModelsOfOtherHosts.TheEndOfTheVersionEndsAllRequests
 //
 // 3. The transport's writes can't fail, because a parcel can't shrink (the transport checks its

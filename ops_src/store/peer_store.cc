@@ -58,11 +58,10 @@ void Exchange::Begin(const Position& here, const Views& views, const std::string
   buffer_.resize(sizes.size());
   for (size_t i = 0; i < sizes.size(); i++) buffer_[i].resize(sizes[i]);
   from_.clear();
-  // Choose on this thread, because `views` may call Python. To find out whether a rank on another
-  // host has a model, this process must send it a request. So the list contains such ranks up to
-  // the first rank that is known to have a model. The fetching thread requests the model from the
-  // ranks in this order. So each rank with a model has the same chance or turn as if all ranks were
-  // on this host.
+  // Choose on this thread, because `views` may call Python. Only a request shows whether a rank on
+  // another host has a model. So the list contains such ranks up to the first rank that is known to
+  // have a model. The fetching thread requests the model from the ranks in this order. So each rank
+  // with a model has the same chance or turn as if all ranks were on this host.
   choice_.Choose(here.rank, here.size, [&](uint32_t other) {
     const auto view = views(other);
     if (view == nullptr) return false;
@@ -83,8 +82,7 @@ Source Exchange::Take(const Position& here, const Views& views, const std::strin
   AwaitIdle(lock);
   const bool usable = begun_in_ == here.cluster_version && source_.version != 0 && layout_ == layout;
   if (!usable) {
-    // This is the case before the first fetch, and if the model was fetched in an earlier cluster
-    // version.
+    // No usable model has been fetched in this cluster version.
     lock.unlock();
     Begin(here, views, layout, sizes);
     lock.lock();

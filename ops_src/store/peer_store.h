@@ -37,8 +37,8 @@ class NeighbourChoice {
   // With KF_RANDOM, all such ranks are equally likely. With KF_ROUND_ROBIN, they come in turn.
   // `take` is called at most once for each rank.
   int64_t Choose(uint32_t rank, uint32_t size, const std::function<bool(uint32_t)>& take);
-  // Undoes the turns of the last `count` ranks for which `take` was called, so that they get their
-  // turns again.
+  // Undoes the turns of the last `count` ranks that were passed to `take`, so that these ranks get
+  // their turns again.
   void PutBack(uint64_t count) { turn_ -= kind_ == KF_ROUND_ROBIN ? count : 0; }
 
  private:
@@ -76,8 +76,8 @@ class Exchange {
   NeighbourChoice choice_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  // `mutex_` guards these members. While `busy_` is true, however, the buffer and the source belong
-  // to the thread.
+  // `mutex_` guards these members. The exception: while `busy_` is true, the buffer and the source
+  // belong to the thread.
   bool busy_ = false;
   bool stop_ = false;
   // The ranks from which the thread requests the model, one after another, until one of them has a
@@ -104,7 +104,7 @@ class PeerStore {
   // `here` may have to join the cluster first, so it is called only if other ranks are needed.
   explicit PeerStore(std::function<Position()> here) : here_(std::move(here)) {}
 
-  // Lets this process read other hosts' models in a cluster version that is about to begin.
+  // Allows this process to read other hosts' models in a cluster version that is about to begin.
   void AddOtherHosts(uint64_t cluster_version, std::shared_ptr<OtherHosts> others);
   // For every version except `cluster_version`, stops this process from reading other hosts'
   // models. Call it when this version has begun, or when a later version could not begin.
@@ -116,15 +116,14 @@ class PeerStore {
   void Reset();
 
   uint64_t Save(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs);
-  // Does the same as the function of ModelView. A rank whose process has ended has no models.
-  // `rank` may be this process's own rank. Throws ValueError if the rank isn't in the cluster. For
-  // a rank on another host, also throws the errors of OtherHosts.
+  // These functions do the same as those of ModelView. A rank whose process has ended has no
+  // models. `rank` may be this process's own rank. Throws ValueError if the rank isn't in the
+  // cluster. For a rank on another host, also throws the errors of OtherHosts.
   Description Describe(uint32_t rank, const std::string& name);
   uint64_t Request(uint32_t rank, const std::string& name, const std::string& layout, const kf_blob* blobs,
                    size_t num_blobs);
   // Copies the latest model under `name` from a running neighbour that has such a model. With
-  // `ahead`, it is the model that was the neighbour's latest when this process last saved under
-  // `name`.
+  // `ahead`, copies the neighbour's latest model as of this process's last save under `name`.
   Source RequestNeighbour(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs,
                           kf_neighbour kind, uint64_t seed, bool ahead);
 
@@ -134,7 +133,7 @@ class PeerStore {
     std::string layout;
     std::vector<uint64_t> sizes;
     bool ahead = false;
-    std::mutex mutex;  // held by the only caller that may run at a time
+    std::mutex mutex;  // held by the caller that uses this object; only one caller may use it at a time
   };
   std::shared_ptr<ModelStore> OwnStore();
   std::shared_ptr<ModelView> ViewOf(uint64_t cluster_version, uint32_t rank, uint32_t own_rank);

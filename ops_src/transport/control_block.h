@@ -1,8 +1,8 @@
-// The words by which the members of a cluster version and their launcher notify each other. They
-// tell which ranks are present, which have failed and in which order, which have called GiveUp, and
-// which version comes next. They carry no tensor data and change rarely, so they don't slow down
-// operations. This interface doesn't define where the words are stored. On one host they are in the
-// segment (transport/shm/segment_control_block.h).
+// The words by which the members of a cluster version and their launcher notify each other. The
+// words show which ranks are present, which have failed and in which order, which have called
+// GiveUp, and which version comes next. They contain no tensor data and change rarely, so they
+// don't slow down operations. This interface doesn't define where the words are stored. On one host
+// they are in the segment (transport/shm/segment_control_block.h).
 #ifndef KUNGFU_TRANSPORT_CONTROL_BLOCK_H_
 #define KUNGFU_TRANSPORT_CONTROL_BLOCK_H_
 
@@ -18,8 +18,8 @@ namespace kungfu {
 enum class RankState : uint32_t { kAbsent = 0, kAttached = 1, kLeft = 2, kLost = 3 };
 
 // How a rank gives up if it can't continue. With kAlone, only this rank is affected, and the other
-// ranks wait until the launcher has ended it. With kForAll, the communicator is closed on every
-// rank.
+// ranks wait until the launcher has ended its process. With kForAll, the communicator is closed on
+// every rank.
 enum class GaveUp : uint32_t { kNo = 0, kAlone = 1, kForAll = 2 };
 
 // The functions are grouped by the process that writes the words. Each word has only one writer.
@@ -37,8 +37,8 @@ class ControlBlock {
   virtual void Announce(uint64_t version) = 0;
   virtual uint64_t announced() const = 0;  // the newest cluster version that the launcher knows
   // While deadlines are held, no member's deadline runs. The launcher holds them while it waits for
-  // the job's store. Until the store replies, the launcher can't publish the decisions for which
-  // the members wait (the choice of a version, the loss of a host).
+  // the job's store, without which it can't publish the decisions for which the members wait (the
+  // choice of a version, the loss of a host).
   virtual void HoldDeadlines(bool held) = 0;
   virtual bool deadlines_held() const = 0;
   // Marks `rank` as lost. `reason` is for the survivors. With `recover`, the rank is added to the
@@ -73,17 +73,16 @@ class ControlBlock {
   // begin only at the end of this work.
   virtual void SetBusy(uint32_t rank, bool busy) = 0;
   virtual bool IsBusy(uint32_t rank) const = 0;
-  // Call this only once. If the rank was fenced before the call, no rank sees the call, and no rank
-  // needs to see it.
+  // Call this function only once. A call after the rank was fenced has no effect, and needs none.
   virtual void GiveUp(uint32_t rank, GaveUp how, kf_status status, const std::string& text) = 0;
-  // If the rank has called GiveUp alone and must be ended, returns its message. Otherwise returns an
-  // empty string.
+  // If the rank has called GiveUp with kAlone and must be ended, returns its message. Otherwise returns an empty
+  // string.
   virtual std::string GaveUpAlone(uint32_t rank) const = 0;
 
   // ---- written by any member
   // Requests the sync point with this number (1 or more). sync_points() returns the number of
   // requested sync points, which never decreases. A rank that has reached fewer sync points than
-  // this goes to the next one.
+  // requested goes to the next one.
   virtual void RequestSyncPoint(uint64_t number) = 0;
   virtual uint64_t sync_points() const = 0;
 

@@ -1,4 +1,4 @@
-// Reports to the launcher for which rank a waiting rank waits.
+// Reports the awaited rank of a waiting rank to the launcher.
 #ifndef KUNGFU_COLLECTIVES_HOST_AWAITING_H_
 #define KUNGFU_COLLECTIVES_HOST_AWAITING_H_
 
@@ -8,8 +8,7 @@
 
 namespace kungfu::host {
 
-// Reports the rank for which this rank waits. The destructor withdraws the report when the wait
-// ends.
+// Reports the awaited rank. The destructor withdraws the report when the wait ends.
 class Awaiting {
  public:
   Awaiting(const shm::SegmentControlBlock& control, uint32_t rank) : control_(control), rank_(rank) {}

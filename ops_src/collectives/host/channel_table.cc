@@ -47,7 +47,7 @@ class ChannelTable::Lock {
       const bool failed = seen != 0 && table_.control_.HasFailed(HolderOf(seen));
       // A failed holder may have declared a channel. After the compare-and-swap below has
       // succeeded, the declaration can't change any more. The word keeps the declaration until the
-      // channel is retired, because this rank may also fail before that.
+      // channel is retired, because this rank may fail before then.
       const uint32_t declared = DeclaredBy(seen);
       const uint32_t taken = LockWord(table_.rank_, declared);
       if (seen == 0 || failed) KUNGFU_FAULT_POINT("before it takes the lock of the table");
@@ -66,7 +66,8 @@ class ChannelTable::Lock {
       if (now - looked < kLookEvery) continue;
       table_.check_wait_(operation_, waited.Look(now));
       awaiting.NoteNoPeer();
-      std::this_thread::sleep_for(std::chrono::microseconds(200));  // longer than a running holder holds the lock
+      std::this_thread::sleep_for(std::chrono::microseconds(200));  // a running holder releases the lock within this
+                                                                    // time
       looked = now;
     }
   }
@@ -76,8 +77,7 @@ class ChannelTable::Lock {
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
 
-  // Declares a channel. A rank must call this before it first writes to a channel that it is going
-  // to initialize.
+  // Declares a channel. A rank must declare a channel before it initializes the channel.
   void Declare(uint32_t channel) { Must(Step(LockWord(table_.rank_, channel + 1))); }
   void Release() { Must(Step(0)); }
 
@@ -90,12 +90,12 @@ class ChannelTable::Lock {
     word_ = next;
     return true;
   }
-  // If a step failed, this rank is in the list of failures, and another rank has taken over the
-  // lock. The check below finds this rank in the list and throws.
+  // If a step on the lock failed, another rank has taken over the lock, because this rank is in the
+  // list of failures. The check below then throws.
   void Must(bool stepped) {
     if (stepped) return;
     table_.check_wait_(operation_, RunTime::Clock::duration::zero());
-    KUNGFU_CHECK(stepped, "rank ", table_.rank_, " has lost the lock of the channel table but is not expelled");
+    KUNGFU_CHECK(stepped, "rank ", table_.rank_, " has lost the lock of the channel table without being expelled");
   }
 
   ChannelTable& table_;
@@ -135,8 +135,8 @@ void ChannelTable::MoveTo(uint32_t generation, const Operation& operation, Bound
 void ChannelTable::EvictOne() {
   auto oldest = names_.end();
   for (auto it = names_.begin(); it != names_.end(); ++it) {
-    // Threads take references only under `mutex_`. So an entry to which only the map refers is
-    // idle, and stays idle meanwhile.
+    // Threads take references only under `mutex_`. So an entry to which only the map refers stays
+    // idle while this thread holds `mutex_`.
     if (it->second.use_count() > 1) continue;
     if (oldest == names_.end() || it->second->last_used < oldest->second->last_used) oldest = it;
   }

@@ -1,4 +1,4 @@
-// Assigns the segment's channels to the names of operations. Each rank has such a table.
+// Assigns the segment's channels to the names of operations. Each rank has its own table.
 #ifndef KUNGFU_COLLECTIVES_HOST_CHANNEL_TABLE_H_
 #define KUNGFU_COLLECTIVES_HOST_CHANNEL_TABLE_H_
 
@@ -33,12 +33,12 @@ struct BoundName {
 // k-th operation with that name on every other rank. Ranks may use different names for the first
 // time in any order.
 //
-// A channel is bound as long as the bit of at least one rank is set in it, and its key is valid for
-// the same time. Each rank's mailboxes keep their sequence number until the last rank has released
-// the channel. So a rank may release a name and bind it again while other ranks are still in the
-// same operation. When a rank would bind more names than a quarter of the channels, it first
-// releases the name that it hasn't used for longest. Hence a program may use any number of names
-// over time, if not all of them are in use at once.
+// A channel is bound, and its key is valid, while the bit of at least one rank is set in the
+// channel. Each rank's mailboxes keep their sequence number until the last rank has released the
+// channel. So a rank may release a name and bind it again while other ranks are still in the same
+// operation. Before a rank binds more names than a quarter of the number of channels, it releases
+// its least recently used name. So a program may use any number of names over time, if few of them
+// are in use at once.
 // Test: Names.MoreThanTheTableHoldsOverTime
 //
 // Two ranks must not bind one name to two channels, or two names to one channel. So names are bound
@@ -48,7 +48,7 @@ struct BoundName {
 // Test: WithoutOne.TwoNeverHaveTheTable
 //
 // A rank that holds the lock may fail between any two instructions. It may also be expelled while
-// its process is still running, and its process may continue at any later time:
+// its process still exists, and the process may continue at any later time:
 // - Each step on the lock is a compare-and-swap from the value that the holder itself wrote. If a
 //   rank finds that the holder is in the list of failures, it takes over the lock. Then all further
 //   steps of the old holder fail. (The old holder can't acquire the lock again with the same word,
@@ -56,24 +56,23 @@ struct BoundName {
 // - While a rank holds the lock, it makes plain writes to only one channel. This channel is free,
 //   and the rank has first declared it in the lock. The rank that takes over the lock retires this
 //   channel: no rank looks the channel up or binds it any more. Some ranks may already have bound
-//   the channel to the old holder's name. They continue to use it by its number, which is harmless.
-//   The declaration stays in the word until the channel is retired. If the rank that took over
-//   fails before that, the next rank does the same, and so on. If it is expelled and its process
-//   continues, it retires a channel that must be retired anyway.
+//   the channel to the old holder's name. These ranks continue to use the channel by its number,
+//   which is harmless. The declaration stays in the word until the channel is retired. If the rank
+//   that took over fails before that, the next rank does the same, and so on. If it is expelled and
+//   its process continues, it only retires a channel that must be retired anyway.
 // - If the old holder had bound the declared channel to a name, that name may get another channel
-//   too. This is harmless, because the failed rank has posted nothing in either channel. So all
-//   survivors leave this generation of the name, whichever channel they use.
-// - The old holder's bits stay set in channels that it had bound or found bound. These bits keep
-//   other names out of the channels until the failed process is reaped
-//   (SegmentControlBlock::MarkLost). Until then, the process may still write its contribution to
-//   other words of these channels.
+//   too. This is harmless: the failed rank has posted nothing in either channel, so all survivors
+//   leave this generation of the name.
+// - The old holder's bits stay set in the channels that it used. These bits keep other names out of
+//   the channels until the failed process is reaped (SegmentControlBlock::MarkLost). Until then,
+//   the process may still write its contribution to other words of these channels.
 // Test: WithoutOne.ChannelsOfTheFailedAreRetiredIfTheNextFailsWithTheTable
 // Test: WithoutOne.RankFrozenWithTheTableDelaysAndDisturbsNoOther
 // Test: WithoutOne.ChannelsOfARemovedRankAreFreeOnceItIsReaped
 //
 // A name has a different channel in each generation that it has reached (see host_communicator.h).
 // If a rank binds a name again, the name begins with generation 0 and advances to the current
-// generation, as it did the first time.
+// generation.
 //
 // Thread-safe.
 class ChannelTable {

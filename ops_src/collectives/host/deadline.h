@@ -27,15 +27,14 @@ class Deadline {
       : limit_(limit), tell_after_(tell_after) {}
 
   bool Passed(Clock::time_point now) { return waited_.Look(now) - counts_from_ > limit_; }
-  // Returns true if little time was left when the clock was last read. It is little if it is only
-  // just enough for the launcher to find out which rank is awaited, and to kill that rank.
+  // Returns true if, when the clock was last read, the remaining time was only just enough for the
+  // launcher to identify and kill the awaited rank.
   bool IsOverdue() const {
     return waited_.ran() - counts_from_ > limit_ - std::min<Clock::duration>(limit_ / 2, kReserve);
   }
   void CountFrom(Clock::time_point now) { counts_from_ = waited_.Look(now); }
-  // Excludes the time since the clock was last read. Unlike `CountFrom`, this function keeps the
-  // time that was counted before. So a deadline passes even if short periods are excluded again and
-  // again.
+  // Excludes the time since the clock was last read. Unlike `CountFrom`, keeps the time that was
+  // counted before. So a deadline passes even if short periods are excluded repeatedly.
   void LeaveOut(Clock::time_point now) {
     const Clock::duration before = waited_.ran();
     counts_from_ += waited_.Look(now) - before;
@@ -52,8 +51,8 @@ class Deadline {
 
  private:
   // The launcher checks once per second and is certain after 1.2 s of checks. It learns about waits
-  // on other hosts a second late, and must then notify these hosts. docs/recovery.md and the
-  // descriptions of the environment variables also contain this number.
+  // on other hosts one second late, and must then notify these hosts. docs/recovery.md and the
+  // descriptions of the environment variables also contain the value of kReserve.
   static constexpr auto kReserve = std::chrono::seconds(5);
 
   RunTime waited_;

@@ -16,8 +16,7 @@
 namespace kungfu::host {
 namespace {
 
-// Reports older than this are ignored. A process that stands still renews its report with every
-// look.
+// Older reports are ignored. A process that stands still renews its report with every call of Look.
 constexpr uint64_t kFreshNs = 1'000'000'000;
 
 uint64_t NowNs() {
@@ -109,7 +108,7 @@ struct DeadlockWatch::Read {
   std::string text;
 };
 
-// Returns none if the rank has no report, or is just writing it.
+// Returns none if the rank has no report, or is writing its report at this moment.
 std::optional<DeadlockWatch::Read> DeadlockWatch::ReadOf(uint32_t rank) const {
   const shm::WaitReport& report = self_.segment.status(rank).wait_report;
   Read read{};

@@ -4,23 +4,23 @@
 // operation B. Both ranks would wait until a deadline, although the segment shows both waits. So
 // each process reports the operations in which its threads wait, and reads the reports of all
 // ranks. If the reports show that no rank can continue, the process closes the communicator with a
-// mismatch error. If the ranks were only slow, such an error would be worse than the wait. The
-// following invariants exclude this case:
+// mismatch error. The following invariants ensure that this error never occurs while ranks are only
+// slow:
 //
 // 1. *Standing still*. A process stands still if two conditions hold. First, each of its threads
 // either waits in an operation (a Wait in this file) or sleeps in the kernel. Second, the program's
 // main thread is in such a Wait, or in a call to MindSpore that waits for kernels. The caller of
 // Look checks the conditions (runtime/stillness.h, ms_kungfu/membership/deadlocks.py). A thread
-// doesn't count as sleeping if it is runnable without getting a core, in a page fault, stopped or
-// traced. A process with threads that the user's program has started never stands still, because
-// such threads may begin anything at any time. A process that computes on a device never stands
-// still either, because its work isn't visible here.
+// isn't sleeping if it waits for a core, is in a page fault, or is stopped or traced. A process
+// never stands still if the user's program has started threads in it, because these threads may
+// begin anything at any time. A process that computes on a device never stands still either,
+// because its work isn't visible here.
 // Test: Deadlock.IsNotFoundInProgramsOfOneOrder
 //
-// 2. A report states that its process stood still in at least kLooks consecutive looks, from time
-// `since` to time `now`. In all these looks, the process was in the same waits and knew the same
-// failures. It ended no operation between them. So it stood still during the whole time, except for
-// changes that no look could detect.
+// 2. A look is a call of Look. A report states that its process stood still in at least kLooks
+// consecutive looks, from time `since` to time `now`. In all these looks, the process was in the
+// same waits, knew the same failures, and had ended no further operation. So it stood still during
+// the whole time, except for changes that no look could detect.
 // Test: Deadlock.IsNotFoundInProgramsOfOneOrder
 //
 // 3. A process that concludes a deadlock has read a report of each running rank. Each report
@@ -34,16 +34,16 @@
 // Test: Deadlock.IsNotFoundInProgramsOfOneOrder
 //
 // 5. In each reported operation, the post of a running member is missing. Posts are only added, so
-// the post was also missing at T. By 3, a failure before T can't end an operation in which a rank
-// waits, and nothing else can end it.
+// the post was also missing at T. By 3, no failure before T can end an operation in which a rank
+// waits, and nothing else can end the operation.
 // Test: Deadlock.IsFoundAtAllRanksWhereOneHasAnOperationOfItsOwn
 //
-// 6. Hence at T no thread of any rank could run, and no other rank would wake a thread. Only a post
-// (excluded by 5) or a failure wakes a thread. This includes background operations: the running
-// operation is a Wait of its thread, and queued operations begin after it. Some threads wait for
-// staging buffers, for their turn with a name, or for the channel table. Such a wait ends only when
-// an operation ends or when a running thread continues. External events (a timer, data) could wake
-// a thread only in a process that 1 excludes.
+// 6. Hence at T no thread of any rank could run, and no rank would wake a thread. Only a post
+// (excluded by 5) or a failure wakes a thread. The same is true for background operations: the
+// running operation is a Wait of its thread, and queued operations begin after it. Some threads
+// wait for staging buffers, for their turn with a name, or for the channel table. Such a wait ends
+// only when an operation ends or when a running thread continues. External events (a timer, data)
+// could wake a thread only in a process that invariant 1 excludes.
 // Test: Deadlock.IsFoundAtAllRanksWhereOneHasAnOperationOfItsOwn
 //
 // 7. The error is correct even if a rank fails after T. The ranks that were running at T had
@@ -51,8 +51,8 @@
 // Test: Deadlock.IsNotConcludedWithoutARankUntilItHasFailed
 //
 // 8. If a rank doesn't report, no rank concludes a deadlock. A rank doesn't report in these cases:
-// it hasn't joined, it has left, it is busy alone (ControlBlock::IsBusy), it is frozen, or it never
-// looks for deadlocks (a program without Python).
+// it hasn't joined, it has left, it is busy with work that involves no other rank
+// (ControlBlock::IsBusy), it is frozen, or it never looks for deadlocks (a program without Python).
 // Test: Deadlock.IsNotConcludedWhileARankIsBusyAlone
 //
 // All ranks reach the same conclusion and report the same text. Only deadlocks between ranks of the
@@ -80,7 +80,7 @@ class DeadlockWatch {
 
   explicit DeadlockWatch(const Endpoint& self) : self_(self), works_(self.options.tells && !self.options.behind_it) {}
 
-  // While this object lives, it registers that the calling thread waits in an operation.
+  // While this object lives, the calling thread is registered as waiting in an operation.
   class Wait {
    public:
     Wait(DeadlockWatch& watch, const Flight& flight);

@@ -27,14 +27,14 @@
 // Test: AllReduce.CutsIntoChunksAnywhere
 //
 // There is no circular wait. In a pipeline, a rank at chunk c waits until another rank raises
-// `ready` for chunk c. The other rank raises it after all ranks have raised `done` for chunk
+// `ready` for chunk c. The other rank does this after all ranks have raised `done` for chunk
 // c-kBuffers. Ranks reach chunk c only after they are done with all earlier chunks. In a split, a
 // rank stages at most kBuffers-2 chunks ahead of chunk c. This requires `done` for chunk c-2, which
 // every rank raises before it reaches chunk c.
 //
-// Each element is reduced in the order of the ranks, from rank 0 upwards, wherever the chunks
-// begin. So the bits of the result depend only on the size and the inputs. All ranks have the same
-// bits. In a split this holds because only one rank reduces each element.
+// Each element is reduced in the order of the ranks, from rank 0 upwards, independently of the
+// chunks. So the bits of the result depend only on the size and the inputs, and are equal on all
+// ranks. In a split they are equal because only one rank reduces each element.
 #include "collectives/host/exchange.h"
 
 #include <algorithm>
@@ -54,19 +54,19 @@ namespace {
 // each wait costs a switch to another rank, so a rank stages as many chunks as fit.
 constexpr uint32_t kAhead = 2;
 constexpr uint32_t kAheadOversubscribed = shm::kBuffers - 1;
-// A rank alternates between staging and reading, in pieces of this size. Staging reads the caller's
-// memory. Reading accesses the other ranks' caches and writes the result. So the processor has more
-// loads and stores in flight. The smaller size is for results that bypass the caches: with it, two
-// ranks take 31 ms for 256 MiB, and with the larger size 37 ms. The larger size is faster if all
-// data is in the caches: 0.20 ms instead of 0.24 ms for 1 MiB.
+// A rank alternates between staging and reading, in pieces of this size. Staging uses the caller's
+// memory, and reading uses the other ranks' caches, so alternating keeps more loads and stores in
+// flight. The smaller size is for results that bypass the caches: two ranks then take 31 ms for 256
+// MiB instead of 37 ms. The larger size is faster if all data is in the caches: 0.20 ms instead of
+// 0.24 ms for 1 MiB.
 constexpr size_t kBlend = 16 << 10;
 constexpr size_t kBlendStreamed = 4 << 10;
-// Data that is staged as one chunk bypasses the caches if it has at least this size. This is as
-// fast as plain stores if the ranks share a cache, and three times as fast if they don't.
+// Data that is staged as one chunk bypasses the caches if it has at least this size. Such stores
+// are as fast as plain stores if the ranks share a cache, and three times as fast if they don't.
 // StagingChoice makes this choice for several chunks.
 constexpr size_t kStreamOnce = 4 << 10;
-// Results of at least this size bypass the caches when they are written. Even without this, they
-// would have left the caches before the program uses them.
+// Results of at least this size bypass the caches when they are written. Such results would leave
+// the caches before the program uses them anyway.
 constexpr size_t kStreamBytes = 8 << 20;
 // The highest bits of a mailbox's count contain the rank's weight.
 constexpr int kWeightShift = 64 - kWeightBits;
@@ -99,7 +99,7 @@ void Exchange::Run(Flight& flight) {
   }
 }
 
-// Runs an operation whose data is a single chunk or fits in the mailbox. This rank's data is in
+// Runs an operation whose data is a single chunk or fits in the mailbox. Each rank's data is in
 // place before the rank posts. So a rank that has seen all posts has all the data that it needs.
 void Exchange::RunAtOnce(Flight& flight) {
   const Operation& operation = flight.operation;
@@ -289,15 +289,14 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
   End(flight);
 }
 
-// Leaves the operation. If the buffer is pinned, the rank doesn't leave here but later, when it
-// lets go of the buffer.
+// Leaves the operation. If the buffer is pinned, the rank leaves the operation later, when it lets
+// go of the buffer.
 void Exchange::End(const Flight& flight) const {
   KUNGFU_FAULT_POINT("before it leaves");
   if (!flight.inlined && !flight.pinned) staging_buffers_.Leave(flight, /*failed=*/false);
 }
 
-// Waits until no rank reads the previous contents of this rank's buffer for `chunk` any more.
-// Failed ranks read nothing.
+// Waits until no running rank reads the previous contents of this rank's buffer for `chunk`.
 void Exchange::AwaitRoom(Flight& flight, uint32_t chunk) {
   if (chunk < shm::kBuffers) return;
   for (const uint32_t r : flight.members) {
@@ -314,8 +313,7 @@ shm::Mailbox& Exchange::FillMailbox(const Flight& flight) {
   return mailbox;
 }
 
-// Waits until no rank reads the previous contents of this rank's buffer for `chunk`. Then copies
-// this rank's chunk number `chunk` into the buffer.
+// Waits until the buffer for `chunk` is free. Then copies this rank's chunk number `chunk` into it.
 void Exchange::StageChunk(Flight& flight, StagingTurns& turns, uint32_t chunk, Cursor& input) {
   AwaitRoom(flight, chunk);
   const bool past_caches = turns.Streams(chunk);
@@ -352,11 +350,11 @@ void Exchange::AwaitMailboxes(Flight& flight) {
   flight.reduce.Weigh(flight.operation, weights);
 }
 
-// Throws a mismatch error that lists what each rank contributed. Every rank gets here in the same
-// operation, because each rank has seen a post that differs from its own. There is one exception:
-// if a rank has failed without a complaint, all ranks leave the operation instead. If a staging
-// buffer was bound, the last rank that leaves resets it, because some ranks may already have staged
-// chunks.
+// Throws a mismatch error that lists what each rank contributed. Every rank calls this function in
+// the same operation, because each rank has seen a post that differs from its own. There is one
+// exception: if a rank has failed without writing a complaint, all ranks leave the operation
+// instead. The last rank that leaves resets a bound staging buffer, because some ranks may already
+// have staged chunks.
 void Exchange::ReportMismatch(Flight& flight) {
   shm::Complaint& mine = self_.segment.complaint(flight.channel, self_.rank);
   CopyText(mine.text, Describe(flight.operation));

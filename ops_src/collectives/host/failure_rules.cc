@@ -2,14 +2,14 @@
 // files. host_communicator.h lists the files.
 //
 // If a rank fails and the launcher's policy is to fail, each waiting rank throws PeerLostError at
-// its next check. If the policy is to recover, all survivors continue without the failed rank, in
-// the same way:
+// its next check. If the policy is to recover, all survivors agree on how to continue without the
+// failed rank:
 //
-// 5. A rank publishes by changing words. Before the rank's failure is announced, these words are
-// fenced (SegmentControlBlock::MarkLost). From then on they never change. The owner changes a word
-// by compare-and-swap, and the launcher changes it by fetch-or, so one of the two changes comes
-// first. A rank that is expelled while its process is running can't publish. It detects the fence
-// when it tries to publish (see 11).
+// 5. A rank publishes by changing words in shared memory. Before the rank's failure is announced,
+// these words are fenced (SegmentControlBlock::MarkLost). From then on they never change. The owner
+// changes a word by compare-and-swap, and the launcher fences the word by fetch-or, so one of the
+// two changes comes first. A rank that is expelled while its process is running detects the fence
+// when it tries to publish (see invariant 11).
 // Test: WithoutOne.AnExpelledProcessLearnsItAndPublishesNothing
 //
 // 6. A rank's contribution to an operation is *finished* when the rank has published its last word
@@ -19,13 +19,13 @@
 // it waits for all posts, and reads each chunk only when the chunk is ready.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 //
-// If operations differ, the last word of a rank that has seen the difference is its complaint. This
-// rank returns after it has seen all complaints. A rank that hasn't seen the difference yet judges
-// the failed rank's contribution by its own operation. If it considers the contribution unfinished,
-// it leaves without a complaint. If it considers the contribution finished, it continues and sees
-// the difference. If the failed rank has complained, it had seen all posts before. So all posts are
-// there, and all ranks complain. If the failed rank hasn't complained, no rank returns, and the
-// ranks that wait for its complaint leave too. The result is:
+// If operations differ, the last word of a rank that has seen the difference is its complaint. Such
+// a rank returns after it has seen all complaints. A rank that hasn't seen the difference yet
+// judges by its own operation whether the failed rank's contribution is finished. If not, the
+// judging rank leaves without a complaint. Otherwise it continues and sees the difference. If the
+// failed rank has complained, it had already seen all posts. So all posts exist, and all ranks
+// complain. If the failed rank hasn't complained, no rank returns, and the ranks that wait for its
+// complaint leave too. The result is:
 // - If the failed rank's contribution is finished, its buffers and words contain everything that
 //   the survivors still have to read. The failed rank reads nothing, so no rank waits for its
 //   `done`. All ranks end the operation with its contribution.
@@ -40,23 +40,25 @@
 // 11. If the launcher can't kill a rank's process, it expels the rank while the process is still
 // running. The process may have stopped at any instruction, and may continue at any time. Its later
 // actions are harmless:
-// - Its counters are fenced. The word with which it gives up is fenced before the counters. So no
-//   consequence of its expulsion makes other ranks give up. Once it is in the list of failures,
-//   other ranks ignore a notice that it wrote before. The expelled rank's next step fails, or its
-//   next check finds the rank in that list. Then it closes only its own communicator.
-// - It makes plain writes only to its own mailboxes, buffers, complaints and status. Other ranks
-//   read only data that its counters have announced. To overwrite announced data, it would first
-//   have to announce other data. Post k is overwritten by post k+2, after post k+1. A buffer is
-//   overwritten after the other ranks are done with it. A chunk of another operation is written to
-//   a staging buffer after all ranks have left that buffer. No other rank writes to its buffers.
-// - It raises `left` only in an operation that it has ended and of which it is a member. If it is
-//   the last rank to leave, it releases a staging buffer late. No other rank can release or use
-//   that buffer until then. During the same time, the rank keeps its bit in the channel
-//   (ChannelHead::users). Hence `left` and the staging word still belong to that operation: no
-//   later operation with the same name and generation can end without this rank.
-// - It may take a free staging buffer while another rank binds a different one to the operation.
-//   One compare-and-swap decides which rank binds its buffer. The other rank releases the buffer
-//   that it took. If the expelled rank's process never runs again, its staging buffer stays bound.
+// - The expelled rank's counters are fenced. The word with which it gives up is fenced before the
+//   counters. So no consequence of its expulsion makes other ranks give up. Once it is in the list
+//   of failures, other ranks ignore its earlier notices. The expelled rank's next step fails, or
+//   its next check finds the rank in that list. Then it closes only its own communicator.
+// - The expelled rank makes plain writes only to its own mailboxes, buffers, complaints and status,
+//   to which no other rank writes. Other ranks read only data that its counters have announced. To
+//   overwrite announced data, it would first have to announce other data: post k is overwritten by
+//   post k+2, after post k+1. A buffer is overwritten after the other ranks are done with it. A
+//   chunk of another operation is written to a staging buffer after all ranks have left that
+//   buffer.
+// - The expelled rank raises `left` only in an operation that it has ended as a member. If it is
+//   the last rank to leave, it releases the staging buffer late. Until then, no other rank can
+//   release or use the buffer, and the rank keeps its bit in the channel (ChannelHead::users).
+//   Hence `left` and the staging word still belong to that operation: no later operation with the
+//   same name and generation can end without this rank.
+// - The expelled rank may take a free staging buffer while another rank binds a different one to
+//   the operation. A compare-and-swap decides which of the two binds its buffer. The other one
+//   releases its buffer. If the expelled rank's process never runs again, its staging buffer stays
+//   bound.
 // - channel_table.h describes why its actions on the channel table are harmless.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneIsGivenUpAndGoesOn
 // Test: WithoutOne.ExpelledProcessMakesNoOtherGiveUp
@@ -66,9 +68,9 @@
 
 namespace kungfu::host {
 
-// Returns true if the rank's contribution is finished, as far as this rank knows. The answer may
-// change later from true to false, when this rank binds a staging buffer or sees that the
-// operations differ.
+// Returns true if the contribution of `rank` is finished, as far as this rank knows. The answer may
+// change from true to false when this rank binds a staging buffer or sees that the operations
+// differ.
 bool FailureRules::HasFinished(uint32_t rank, const Flight& flight) const {
   const shm::Segment& segment = self_.segment;
   if (segment.complaint(flight.channel, rank).sequence.Reached(flight.sequence)) return true;
@@ -140,7 +142,7 @@ void FailureRules::ThrowIfLost(const std::string& title) const {
   std::string lost;
   for (uint32_t r = 0; r < self_.size; r++) {
     if (HasFailed(r) || self_.control.State(r) != RankState::kLost)
-      continue;  // the other ranks recover from this failure, so it is no reason to throw
+      continue;  // not a reason to throw, because the other ranks recover from this failure
     lost += Text(lost.empty() ? "" : ", ", self_.control.PeerName(r), " ", self_.control.LostReason(r));
   }
   throw Error(KF_PEER_LOST, Text(title, lost, ", cluster version ", self_.cluster_version));

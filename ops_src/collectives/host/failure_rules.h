@@ -49,11 +49,11 @@ class FailureRules {
   // begins with `title`.
   void ThrowIfPointless(const std::string& title) const;
   void ThrowIfPointless(const Flight& flight) const;
-  // Makes the same checks for a wait until `counter` of `peer` reaches `target`. Also throws if
-  // `peer` has left before it contributed.
+  // Throws if a wait until `counter` of `peer` reaches `target` can't succeed any more, for example
+  // because `peer` has left before it contributed.
   void ThrowIfPointless(const shm::Counter& counter, uint32_t target, uint32_t peer, const Flight& flight) const;
-  // Makes the same checks for a wait for the channel table's lock, which another rank has held for
-  // `waited`.
+  // Throws if a wait for the channel table's lock can't succeed any more. Another rank has held the
+  // lock for `waited`.
   void ThrowIfPointless(const Operation& operation, RunTime::Clock::duration waited) const;
   void ThrowIfLost(const std::string& title) const;
 

@@ -22,8 +22,8 @@ inline constexpr size_t kWholeBytes = 3 * shm::kBufferBytes;
 inline constexpr uint32_t kSplitRanks = 3;
 // An all-reduce whose data could be staged at once is still split if all ranks together contribute
 // more bytes than this. A split costs one more switch to another rank, but each rank reads less.
-// For 256 KiB on two cores, the split takes 80 us instead of 130 us with four ranks, and 180 us
-// instead of 510 us with eight ranks.
+// For 256 KiB on two cores, a split all-reduce takes 80 us instead of 130 us with four ranks, and
+// 180 us instead of 510 us with eight ranks.
 inline constexpr size_t kSplitWholeBytes = 384 << 10;
 
 struct Flight {
@@ -63,10 +63,10 @@ struct Flight {
   bool FitsStagingBuffer() const {
     return part_bytes <= shm::kBuffers * shm::kBufferBytes && parts == 1 && planes == 1;
   }
-  // Returns true if the root leaves the data in the staging buffer. It does so if only one rank
+  // Returns true if the root leaves the data in the staging buffer, because only one rank
   // contributes.
   bool StaysInStagingBuffer() const { return pinned && operation.kind == Kind::kReduceTo && members.size() == 2; }
-  // Returns the text with which messages about this operation begin.
+  // Returns the beginning of messages about this operation.
   std::string Title() const { return TitleOf(operation); }
 
   const Operation& operation;
@@ -93,8 +93,8 @@ struct Flight {
   uint32_t base = 0;            // this rank's `ready` and `done` counters when the operation began
   uint32_t base_reduced = 0;    // this rank's `reduced` counter when the operation began
   bool differs = false;         // true if a rank has posted a different operation
-  // The deadline of the whole operation. It begins at the first wait that is longer than a spin, so
-  // that most operations never read the clock.
+  // The deadline of the whole operation. The deadline begins at the first wait that is longer than
+  // a spin, so most operations never read the clock.
   std::optional<Deadline> deadline;
 };
 

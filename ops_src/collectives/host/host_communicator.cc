@@ -4,17 +4,17 @@
 // 7. Repetition. The failures have an order (ControlBlock::FailedRank is an append-only list).
 // *Generation* g of a name has all ranks except the first g failed ranks. Each generation has its
 // own channel, so the words and buffers of a failed attempt stay unchanged for ranks that still
-// read them. A rank leaves generation g only after it has found that a member's contribution there
+// read them. A rank leaves generation g only after it has found that a member's contribution in g
 // will stay unfinished forever. Then all ranks leave generation g, in the same operation. Hence the
 // survivors' operations with a name match in each generation as they did in the previous
-// generation. The same argument applies to a second failure in g+1. It also applies to a failure
-// that was already known but comes later in the order.
+// generation. The same argument applies to a second failure in g+1, even if that failure was
+// already known.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverTwoFail
 //
-// A rank that notices a failure late reaches the same conclusions. A rank never waits forever for a
-// rank that has moved to g+1, because the waiting rank detects the same failure and moves to g+1
-// too. It checks at least every kSlice, and immediately when a failure is announced.
+// A rank that notices a failure late reaches the same conclusions. No rank waits forever for a rank
+// that has moved to g+1: the waiting rank detects the same failure and moves to g+1 too. A waiting
+// rank checks for failures at least every kSlice, and immediately when a failure is announced.
 // Test: WithoutOne.SleepingRanksAreWoken
 //
 // 8. The caller's inputs stay unchanged, because operations only read them. An in-place operation
@@ -24,7 +24,8 @@
 // 9. Some operations must end in the same generation (RunAll, Settle: the gradients of a step).
 // They run one after another. Then the operations that ended in an earlier generation than the
 // latest one are repeated in the latest generation. All ranks know the same generations, so all
-// ranks repeat the same operations in the same order. No result is returned before that.
+// ranks repeat the same operations in the same order. No result is returned before the repetitions
+// have ended.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverTwoFail
 #include "collectives/host/host_communicator.h"
 
@@ -47,9 +48,8 @@
 namespace kungfu {
 namespace {
 
-// A complaint's counter is advanced after this many operations. Otherwise the sequence numbers
-// would wrap around, and an old complaint would appear to be newer than the operation (see
-// Counter).
+// A complaint's counter is advanced after this many operations. Otherwise an old complaint would
+// appear to be newer than the operation after the sequence numbers wrap around (see Counter).
 constexpr uint32_t kComplaintPeriod = 1u << 28;
 static_assert(kComplaintPeriod < shm::Counter::kMask / 2);
 
@@ -81,8 +81,8 @@ HostCommunicator::HostCommunicator(std::shared_ptr<shm::Segment> segment, uint32
     throw Error(KF_STALE,
                 Text("rank ", rank, " of cluster version ", cluster_version_,
                      " has joined already, in another program of this worker or earlier in this process; only one "
-                     "program of a worker can join, and only once. Start a second program with a kungfu-run of its "
-                     "own, and initialize after the last exec, not before"));
+                     "program of a worker can join, and only once. Start a second program with its own kungfu-run, "
+                     "and initialize ms_kungfu only after the last exec"));
   }
   self_.segment.status(rank).core.store(sched_getcpu(), std::memory_order_relaxed);
   if (self_.control.State(rank) == RankState::kLost) rules_.ThrowExpelled();
@@ -300,7 +300,8 @@ std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generatio
     if (name.generation > 0) fewer = MembersOf(name.generation);
     const Members& members = name.generation > 0 ? fewer : all_ranks_;
     if (operation.kind == Kind::kBroadcast && !std::count(members.begin(), members.end(), operation.root)) {
-      // Every survivor gets here in the same generation, before any survivor has contributed.
+      // Every survivor throws this error in the same generation, before any survivor has
+      // contributed.
       throw host::FailedEverywhere(
           KF_PEER_LOST, Text("broadcast \"", operation.name, "\": its root, ", self_.control.PeerName(operation.root),
                              ", ", self_.control.LostReason(operation.root), ", cluster version ", cluster_version_));

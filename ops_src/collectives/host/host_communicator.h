@@ -2,8 +2,8 @@
 //
 // Each rank writes only to its own mailboxes, its own `ready`, `reduced` and `done` counters, and
 // its own buffers. There are two exceptions. Once per operation, one rank sets the channel's
-// staging word by compare-and-swap. All ranks raise `left`. Numbered invariants show why this
-// works. They are next to the code:
+// staging word by compare-and-swap. All ranks increment the shared counter `left`. Numbered
+// invariants in these files show why this works:
 //
 //   1-3        exchange.cc             posts, pipelines and splits; why there are no circular waits
 //   4, 10, 12  staging_buffers.cc      staging buffers, buffers of failed members, pinned buffers
@@ -39,18 +39,18 @@ namespace kungfu {
 class HostCommunicator final : public Communicator {
  public:
   // An operation that this rank has ended, and the operation's staging buffer if it is pinned (see
-  // invariant 12 in staging_buffers.cc). It must be destroyed before the communicator is destroyed,
-  // and before the next operation with the same name begins.
+  // invariant 12 in staging_buffers.cc). This object must be destroyed before the communicator, and
+  // before the next operation with the same name begins.
   class Pinned {
    public:
     // Returns the generation in which the operation ended.
     uint32_t generation() const { return generation_; }
     // Returns true if a staging buffer is pinned. If not, LetGo does nothing.
     bool HasBuffer() const { return buffer_ != nullptr; }
-    // Returns the buffers of a rank. They have space for everything that one rank contributes.
+    // Returns a rank's buffers, which have space for everything that one rank contributes.
     char* Of(uint32_t rank) const { return buffer_->self.segment.buffer(buffer_->number, rank, 0); }
-    // If only one rank has contributed, returns this rank on the root. The result is then in that
-    // rank's buffers and not in the output. Returns -1 if the output contains the result.
+    // If only one rank has contributed, returns that rank on the root, because its buffers contain
+    // the result. Returns -1 if the output contains the result.
     int lone() const { return buffer_ == nullptr ? -1 : buffer_->lone; }
     void LetGo() { buffer_ = nullptr; }
 
@@ -91,12 +91,12 @@ class HostCommunicator final : public Communicator {
   void GiveUp(const Error& error) override;
   void LookForDeadlock(bool stands_still, const std::string& place) override;
 
-  // Does the same as Run, but starts in `from_generation`. It neither reports the operation to the
-  // observer nor adds it to the reduction log. The operations in collectives/hosts use this
+  // Does the same as Run, but starts in `from_generation`. RunFrom doesn't report the operation to
+  // the observer or add it to the reduction log. The operations in collectives/hosts use this
   // function.
   uint32_t RunFrom(const Operation& operation, uint32_t from_generation);
-  // Does the same as RunFrom, but may keep the staging buffer pinned. It does so if the operation
-  // requests it on all members (pins_buffer), and a pinned buffer is free.
+  // Does the same as RunFrom, but may keep the staging buffer pinned. The buffer is pinned if all
+  // members request it (pins_buffer) and a pinned buffer is free.
   Pinned RunPinned(const Operation& operation, uint32_t from_generation);
   // Copies the data that rank `from` has put into its pinned buffers to the operation's tensors.
   void Read(const Pinned& pinned, uint32_t from, const Operation& operation) const;

@@ -18,7 +18,7 @@
 // ended. Each member leaves the operation when it lets go of the buffer (`Pinned`). Until all
 // members have left, each rank's part of the buffer is written only by that rank. So staged data
 // stays unchanged. A member may write new data into its own part, and announce this data by an
-// operation with another name. The other members then read the data before they let go. If a member
+// operation with another name. The other members read this data before they let go. If a member
 // fails before it lets go, the staging buffer stays bound, as in 10. The number of such buffers
 // grows with the number of operations that wait for other hosts. A cluster version with a failed
 // member ends soon, and its segment ends at the same time.
@@ -27,8 +27,8 @@
 //
 // A buffer may stay pinned while its members wait for other hosts. But a rank that waits for a
 // staging buffer must not depend on other hosts. So pinned buffers have a separate range, and no
-// rank waits for a buffer in this range. The rank that picks a buffer takes one of this range if
-// one is free. Otherwise it takes an ordinary buffer. All members can tell from the buffer's number
+// rank waits for a buffer in this range. The rank that picks a buffer takes one from this range if
+// one is free, and an ordinary buffer otherwise. All members can tell from the buffer's number
 // whether it is pinned. A member begins the next operation with the same name only after it has let
 // go. So the reasoning about `left` (see Leave) still holds.
 // Test: PinnedBuffers.AreNotWaitedFor
@@ -131,7 +131,7 @@ void StagingBuffers::GiveBack(uint32_t staging_buffer) const {
   WakeWaiters();
 }
 
-// Wakes the ranks that wait for a staging buffer. Call it after a change for which these ranks
+// Wakes the ranks that wait for a staging buffer. Call it after each change that may end their
 // wait. The change must be a read-modify-write operation. A waiting rank sets its flag and then
 // checks again for the change. So either this function sees the flag, or the rank sees the change.
 void StagingBuffers::WakeWaiters() const {
@@ -143,8 +143,8 @@ void StagingBuffers::WakeWaiters() const {
 
 // Each channel has two `left` counters, and operations with even and odd numbers alternate between
 // them. No rank begins the next operation with the same counter before all ranks have left this
-// one. If a rank fails in between, it never leaves, and the staging buffer stays bound until the
-// cluster version ends.
+// one. If a rank fails before it leaves, the staging buffer stays bound until the cluster version
+// ends.
 void StagingBuffers::Leave(uint32_t channel, uint32_t sequence, size_t members, bool failed) const {
   const shm::Segment& segment = self_.segment;
   shm::ChannelHead& head = segment.channel(channel);

@@ -22,14 +22,13 @@ class StagingBuffers {
 
   // Binds a staging buffer to the operation. Waits if all staging buffers are in use.
   void Bind(Flight& flight) const;
-  // Records that this rank has finished the operation. It also works if the operation used no
-  // staging buffer. Set `failed` if the words of the staging buffer must be reset before their next
-  // use.
+  // Records that this rank has finished the operation, even if the operation used no staging
+  // buffer. Set `failed` if the words of the staging buffer must be reset before their next use.
   void Leave(const Flight& flight, bool failed) const {
     Leave(flight.channel, flight.sequence, flight.members.size(), failed);
   }
-  // Does the same for operation number `sequence` in channel `channel`. The operation has `members`
-  // members.
+  // Records that this rank has finished operation number `sequence` in channel `channel`, which has
+  // `members` members.
   void Leave(uint32_t channel, uint32_t sequence, size_t members, bool failed) const;
 
  private:

@@ -24,8 +24,8 @@ namespace kungfu::host {
 //     | no shared cache | 526 / 36 900  | 132 / 13 700     |
 //
 // A program can't find out whether two cores share a cache: a virtual machine reports a shared L3
-// even if its host moves its cores. So a rank tries both methods. A turn is an operation, or a part
-// of a large operation (see StagingTurns). In the first kTries turns of a history, all ranks
+// even if the hypervisor moves its cores. So a rank tries both methods. A turn is an operation, or
+// a part of a large operation (see StagingTurns). In the first kTries turns of a history, all ranks
 // alternate between the methods in the same way. Later, four turns in every kSoon turns are tries,
 // and still later four in every kPeriod. (If ranks run several names at once, their turns may not
 // match, which only makes the measurements less accurate.) In all other turns, each rank uses the
@@ -34,8 +34,8 @@ namespace kungfu::host {
 // Only tries are measured, because the time of any other turn also depends on how the other ranks
 // stage. There is one exception. Suppose that two consecutive turns both took more than twice as
 // long as the last try of their method, or both took less than half as long. Then their time
-// replaces the time of that try. In this case the host has moved a core, or the try used new memory
-// pages, and the next try is far away. The choice never changes the bits of the results.
+// replaces the time of that try. The reason is that the hypervisor has moved a core, or that the
+// try used new memory pages. The choice never changes the bits of the results.
 //
 // Thread-safe. A lost update costs only one measurement.
 class StagingChoice {
@@ -54,8 +54,8 @@ class StagingChoice {
   Choice Next(uint32_t history) {
     History& past = histories_[history];
     const uint32_t turn = past.turns.fetch_add(1, std::memory_order_relaxed);
-    // The first turn with each method touches the buffers' memory for the first time. This costs
-    // many times as much as later turns, so the first turn isn't a try.
+    // The first turn with each method touches the buffers' memory for the first time. So the first
+    // turn costs many times as much as later turns, and isn't a try.
     if (turn < 2) return {turn == 1, false, false};
     if (turn < kTries) return {turn % 2 == 1, true, turn >= 4};
     const uint32_t since = turn % (turn < kPeriod ? kSoon : kPeriod);
@@ -90,7 +90,7 @@ class StagingChoice {
   struct History {
     std::atomic<uint32_t> turns{0};
     std::atomic<float> plain{0}, streamed{0};  // latest measurement of each method, in ns per byte
-    std::atomic<uint32_t> surprises{0};        // number of consecutive surprises
+    std::atomic<uint32_t> surprises{0};        // number of consecutive turns with an unexpected cost
   };
   History histories_[kHistories];
 };

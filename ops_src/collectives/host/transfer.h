@@ -180,8 +180,8 @@ inline const void* OwnPlane(const Planes& planes, uint32_t plane, const Cursor& 
 }
 
 // Copies the next `bytes` bytes of this rank's data into `buffer`. For a reduce-scatter, copies
-// `bytes` bytes of each rank's part, at a distance of `stride`. If the operation has planes, copies
-// `bytes` bytes of each plane, at a distance of `stride`.
+// `bytes` bytes of each rank's part. If the operation has planes, copies `bytes` bytes of each
+// plane. The copied parts or planes begin `stride` bytes apart.
 inline void Stage(const Operation& operation, uint32_t size, Cursor& cursor, size_t bytes, char* buffer, size_t stride,
                   bool stream) {
   cursor.Take(bytes, [&](const kf_tensor& tensor, size_t offset, size_t at, size_t n) {
@@ -265,8 +265,8 @@ inline void Consume(const Operation& operation, const Reducer& reduce, const Mem
         const size_t mine = operation.kind == Kind::kReduceScatter ? rank * stride : 0;
         const size_t own = operation.kind == Kind::kReduceScatter ? rank * (tensor.count / size * unit) : 0;
         for (uint32_t i = 0; i < num; i++) {
-          // Read this rank's own data from the caller's memory. This saves an access to the buffer,
-          // and the data is equally likely to be in the cache.
+          // Read this rank's own data from the caller's memory. It is as likely to be in the cache
+          // as the buffer, whose memory is then not accessed.
           sources[i] = members[i] == rank ? At(tensor.input, own + offset) : buffers[i] + mine + at;
         }
         reduce(At(tensor.output, offset), sources, num, n, stream);

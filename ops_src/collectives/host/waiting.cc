@@ -1,6 +1,6 @@
-// A waiting rank spins for a moment, and then sleeps on the word for which it waits. It doesn't
-// rely on being woken. Each sleep ends after at most kSlice. The rank then checks whether its wait
-// can still succeed.
+// A waiting rank spins for a moment, and then sleeps on the word that it waits for. It doesn't rely
+// on a wake-up: each sleep ends after at most kSlice, and the rank then checks whether its wait can
+// still succeed.
 #include "collectives/host/waiting.h"
 
 #include <sched.h>
@@ -16,15 +16,16 @@ namespace {
 // About 50 us. A rank with its own core answers within this time. A rank that takes longer is
 // probably waiting for a core, and a scheduler's time slice is longer than 50 us.
 constexpr int kSpinTurns = 1000;
-// If there are more ranks than cores, a spinning rank keeps the awaited rank from running. So it
-// yields the core instead. A yield takes about 0.4 us if no other thread wants the core, and a
-// scheduler's time slice if many threads do. So the limit is a time, not a number of yields.
+// If there are more ranks than cores, a spinning rank keeps the awaited rank from running. So a
+// waiting rank yields its core instead. A yield takes about 0.4 us if no other thread wants the
+// core, and up to a scheduler's time slice otherwise. So the limit is a time, not a number of
+// yields.
 constexpr auto kYieldTime = std::chrono::microseconds(50);
 // A yield doesn't always give the core to another thread. If a thread has had less than its share
-// of time, the scheduler keeps it running. This affects a rank that was woken late because another
-// rank kept running. Such a rank would yield without effect for all of kYieldTime, in one operation
-// after another. (For 64 KiB with four ranks on two cores, this takes 100 us instead of 40 us.) So
-// the rank sleeps instead, which does give the core away, if both conditions hold:
+// of time, the scheduler keeps it running. This happens to a rank that was woken late because
+// another rank kept running. Its yields would have no effect during all of kYieldTime, in each
+// operation. (An operation of 64 KiB with four ranks on two cores then takes 100 us instead of 40
+// us.) So the rank sleeps instead, which does give the core away, if both conditions hold:
 // - this number of consecutive yields has returned immediately, which takes about 5 us;
 // - a rank that has made less progress was last seen on this core.
 constexpr int kVainTurns = 10;
@@ -130,16 +131,15 @@ std::string Waiting::Awaited(uint32_t peer, const Flight& flight) const {
     const bool came = self_.segment.mailbox(flight.channel, r, flight.sequence).sequence.Reached(flight.sequence);
     if (r != peer && (came || r == self_.rank)) continue;
     awaited += Text(awaited.empty() ? "" : ", ", NameOf(r, flight));
-    if (self_.control.IsBusy(r)) awaited += " (busy with long work of its own)";
+    if (self_.control.IsBusy(r)) awaited += " (busy with long work that needs no other rank)";
     const std::string gave_up = self_.control.GaveUpAlone(r);
     if (!gave_up.empty()) awaited += Text(" (which gave up and will be killed: ", gave_up, ")");
   }
   return awaited;
 }
 
-// Returns true if a rank that was last seen on `core`, on which this rank runs, has published less
-// in this operation than this rank. The answer may be outdated or wrong, because it only decides
-// how to wait.
+// Returns true if a rank that was last seen on this rank's `core` has published less in this
+// operation than this rank. A wrong answer does no harm, because it only decides how to wait.
 bool Waiting::HasLaggardOn(int core, const Flight& flight) const {
   const shm::Segment& segment = self_.segment;
   const auto behind = [](const shm::Counter& its, const shm::Counter& own) { return !its.Reached(own.Count()); };

@@ -26,7 +26,7 @@ class Waiting {
     if (!counter.Reached(target)) AwaitSlowly(counter, target, peer, flight, or_failed);
   }
   // Returns true if the deadline of `flight` has passed. The deadline is extended while a member is
-  // busy alone.
+  // busy with work that involves no other rank.
   bool DeadlinePassed(Flight& flight, std::chrono::steady_clock::time_point now) const;
   DeadlockWatch& deadlocks() const { return deadlocks_; }
 

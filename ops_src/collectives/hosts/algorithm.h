@@ -37,7 +37,7 @@ struct Range {
 };
 
 // The cost of an all-reduce: the number of consecutive messages, and the number of bytes that go
-// through one host's cable. If the algorithm uses trees, this host is a leaf.
+// through one host's cable (a leaf's cable, if the algorithm uses trees).
 struct Cost {
   uint64_t steps, bytes;
 };
@@ -58,10 +58,9 @@ class Algorithm {
   // concurrently, in any order.
   //
   // Throws ValueError if the call is outside range(), and the errors that Mesh's functions throw.
-  // If a host is lost, the waits for that host end. Other hosts may have succeeded. They may also
-  // wait for a host that has thrown, until Mesh::Cancel or their deadlines end the wait. When Run
-  // throws, this host has no messages in flight any more, and its output may contain a part of the
-  // result.
+  // If a host is lost, the waits for that host end. Other hosts may have succeeded, or may wait for
+  // a host that has thrown, until Mesh::Cancel or their deadlines end the wait. When Run throws,
+  // this host has no messages in flight, and its output may contain a part of the result.
   void Run(const AllReduceCall& call) const;
 
  private:
@@ -95,8 +94,8 @@ class Ring final : public Algorithm {
   void RunInRange(const AllReduceCall& call) const override;
 };
 
-// Reduces up a tree of hosts, and sends the result down again. It uses either a single tree, or one
-// tree per host, each for a part of the elements.
+// Reduces data up a tree of hosts, and sends the result down the tree. It uses either a single
+// tree, or one tree per host, each for a part of the elements.
 class Trees final : public Algorithm {
  public:
   // `order` lists the hosts, beginning with the root of the first tree. If it is empty, the order
@@ -112,8 +111,8 @@ class Trees final : public Algorithm {
 
  private:
   void RunInRange(const AllReduceCall& call) const override;
-  // Returns the branch of the host at `place`, in the tree whose root is the host with index `root`
-  // in the order.
+  // Returns the branch of the host at `place`, in the tree whose root is host number `root` of the
+  // order.
   Branch BranchIn(uint32_t hosts, uint32_t root, uint32_t place) const;
 
   const Shape shape_;

@@ -30,13 +30,13 @@ namespace {
 
 using hosts::Commit;
 
-// How long a rank waits for an answer of the transport, which runs in the host's launcher. The
-// transport answers immediately, unless the launcher is stopped.
+// The time that a rank waits for an answer from the transport, which runs in the host's launcher.
+// The transport answers immediately, unless the launcher is stopped.
 constexpr auto kAnswerLimit = std::chrono::seconds(1);
 constexpr size_t kMostOfName = hosts::Request::kMostBytes / 2;
 
-// Returns true if the operation is a slice of a larger operation. In this case other slices run at
-// the same time, so the host's cores and network are busy.
+// Returns true if the operation is a slice of a larger operation. Other slices then run at the same
+// time and keep the host's cores and network busy.
 bool IsSlice(const Operation& operation) { return operation.part.of != nullptr; }
 
 size_t BytesWithCommitOf(const Operation& operation) {
@@ -44,7 +44,7 @@ size_t BytesWithCommitOf(const Operation& operation) {
   return hosts::BytesWithCommit(operation.kind, operation.dtype, operation.op, CountOf(operation));
 }
 
-// Returns the operation with which a rank receives the transport's commit or result in `tensors`.
+// Returns the operation by which a rank receives the transport's commit or result in `tensors`.
 Operation FromTransport(const Operation& operation, Stage stage, const kf_tensor* tensors, size_t num_tensors,
                         kf_dtype dtype, uint32_t transport) {
   Operation part{Kind::kBroadcast, operation.name, tensors, num_tensors, dtype, KF_SUM, transport};
@@ -194,7 +194,7 @@ void ClusterCommunicator::GiveUp(const Error& error) {
 }
 
 // Runs `body`, and gives up if `body` throws. If the error comes from the host's communicator, that
-// communicator has already called GiveUp, and another call changes nothing there.
+// communicator has already called GiveUp, and ignores another call.
 template <typename Body>
 void ClusterCommunicator::OrGiveUp(const Body& body) {
   closure_.ThrowIfClosed();
@@ -445,7 +445,7 @@ std::shared_ptr<ClusterCommunicator::Name> ClusterCommunicator::Find(const std::
 }
 
 // Deletes a name that has no running operation. If a thread waits for the name, the thread's
-// reference keeps the object.
+// reference keeps the object alive.
 void ClusterCommunicator::Forget(const std::string& name) {
   const std::lock_guard<std::mutex> guard(mutex_);
   const auto found = names_.find(name);

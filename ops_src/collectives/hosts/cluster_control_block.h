@@ -15,8 +15,8 @@ namespace kungfu::hosts {
 
 // The job's launchers make announcements to all ranks in a segment that all ranks share: failures
 // in a single order, cluster versions, and sync points. A rank makes its own announcements in the
-// segment of its host, for the other ranks and the launcher of that host. About a rank on another
-// host, a rank knows only what the launchers pass on, and whether that rank had the training state
+// segment of its host, for the other ranks and the launcher of that host. A rank knows little about
+// ranks on other hosts: what the launchers pass on, and whether such a rank had the training state
 // when it joined.
 //
 // Thread-safe.

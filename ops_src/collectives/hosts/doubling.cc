@@ -6,16 +6,16 @@
 // form pairs. The second host of each pair sends its contribution to the first host, and gets the
 // result at the end.
 //
-// All hosts compute the same bits. A block is a set of hosts whose places are equal except for the
-// last k bits. Before step k, all hosts of a block have the same bits. In step k, the hosts of two
-// blocks all compute (data of the lower block) op (data of the upper block), in this order. The
-// second hosts of the pairs get a copy.
+// All hosts get bit-identical results. A block is a set of hosts whose places are equal except for
+// the last k bits. Before step k, all hosts of a block have bit-identical data. In step k, the
+// hosts of two blocks all compute (data of the lower block) op (data of the upper block), in this
+// order. The second hosts of the pairs get a copy.
 //
 // All receives are posted at the beginning. Each has separate memory, in which the sum of its step
 // is computed later. So the data that a step sends stays unchanged until it has been sent. There is
-// one exception: if the operation is in place, the second host of a pair receives into the memory
-// from which it sends, its output. This is safe, because the result that arrives there includes the
-// data that was sent from there. So that data was read before the result arrives.
+// one exception: in an in-place operation, the second host of a pair receives the result into its
+// output, from which it also sends its data. This is safe: the result includes this data, so the
+// data was sent before the result arrives.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -32,7 +32,7 @@ namespace {
 // The numbers of the operation's messages. Step k uses number kStep + k.
 enum : uint64_t { kGive = 0, kResult = 1, kStep = 2 };
 
-// Returns how often 1 can be doubled without exceeding `hosts`.
+// Returns how many times 1 can be doubled without exceeding `hosts`.
 uint32_t Doublings(uint32_t hosts) {
   uint32_t doublings = 0;
   while (hosts >> (doublings + 1) != 0) doublings++;
@@ -65,8 +65,8 @@ void Doubling::RunInRange(const AllReduceCall& call) const {
     group.Wait(result);
     return;
   }
-  // The hosts that remain after the pairs have their own numbering. `own` is this host's number.
-  // `place_of(other)` returns the place of the host with number `other`.
+  // The first hosts of the pairs and the hosts without a pair have their own numbering. `own` is
+  // this host's number. `place_of(other)` returns the place of the host with number `other`.
   const uint32_t own = in_pair ? place / 2 : place - pairs;
   const auto place_of = [&](uint32_t other) { return other < pairs ? 2 * other : other + pairs; };
 

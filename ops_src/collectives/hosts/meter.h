@@ -14,24 +14,25 @@
 
 namespace kungfu::hosts {
 
-// Measures all-reduces between hosts whose algorithm AUTO has chosen. All-reduces whose data
-// travels in the headers are excluded (see invariant 13 in transport.h). A measurement begins when
+// Measures the all-reduces between hosts for which AUTO has chosen the algorithm, except those
+// whose data travels in the headers (see invariant 13 in transport.h). A measurement begins when
 // the headers of all hosts have been exchanged, so it includes no wait for a late rank.
 //
 // The time of a step is measured with small all-reduces that ran alone. The time of a byte is
-// measured with all all-reduces that ran between two moments at which no all-reduce was running,
-// because concurrent all-reduces share the cable.
+// measured over a period between two moments at which no all-reduce is running, because concurrent
+// all-reduces share the cable.
 //
 // A figure is the median of the latest measurements. The reported value changes only if the median
 // differs from it by more than a factor of 1.5. A new value may change the algorithm of an
-// operation, and therefore the bits of the result. A short disturbance mustn't cause such a change,
-// but a change of the network should.
+// operation, and therefore the bits of the result. Only a lasting change of the network should have
+// this effect.
 //
 // Thread-safe.
 class Meter {
  public:
   using Clock = std::chrono::steady_clock;
-  // `cable` measures this host's connections. It is called after many bytes have been sent.
+  // `cable` measures this host's connections. The meter calls `cable` after many bytes have been
+  // sent.
   explicit Meter(std::function<tcp::Mesh::Cable()> cable) : cable_(std::move(cable)) {}
 
   void Begin(Clock::time_point now);
@@ -62,7 +63,7 @@ class Meter {
   Lately step_ns_, byte_ps_, cable_rate_;
   bool is_all_ = false;
   uint32_t under_way_ = 0;
-  // These values cover the time since no all-reduce was running:
+  // These values cover the time since the last moment at which no all-reduce was running:
   Clock::time_point begin_;
   uint32_t most_ = 0, ended_ = 0;
   bool failed_ = false;

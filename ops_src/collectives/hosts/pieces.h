@@ -17,8 +17,8 @@ inline constexpr size_t kPieceBytes = 256 << 10;
 inline constexpr size_t kWindow = 8;
 
 // The maximum number of receives that an operation posts before it waits for them. For each posted
-// receive, the sender keeps a note until it sends that piece. If a host makes the sender keep too
-// many notes, the sender closes the connection to that host (tcp::kMostEarly).
+// receive, the sender keeps a record until it sends that piece. If a host makes the sender keep too
+// many records, the sender closes the connection to that host (tcp::kMostEarly).
 inline constexpr size_t kAhead = 256;
 
 // The maximum number of pieces in an operation. Each piece is sent twice, first as a part and then

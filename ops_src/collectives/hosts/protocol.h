@@ -58,12 +58,12 @@ struct Request {
 };
 
 // The transport's decision on an operation, which it sends to all ranks of its host. Ranks may wait
-// a long time for it, until the other hosts have contributed. So it is sent by a broadcast whose
-// data is inlined. A broadcast with a staging buffer would occupy that buffer during the whole
-// wait, while other ranks need one (see invariant 12 in staging_buffers.cc).
+// a long time for the decision, until the other hosts have contributed. So the decision is sent by
+// a broadcast whose data is inlined. A broadcast with a staging buffer would occupy that buffer
+// during the whole wait (see invariant 12 in staging_buffers.cc).
 struct Commit {
   enum What : uint8_t {
-    kDone = 1,    // the result is in the staging buffer, or in this message, or it follows
+    kDone = 1,    // the result is in the staging buffer or in this message, or follows in a broadcast
     kAgain = 2,   // the ranks must contribute again, in `generation`
     kFailed = 3,  // the operation failed with `status`; the text follows
     kMore = 4,    // no decision yet, but all hosts contribute the same operation; another commit follows
@@ -112,7 +112,7 @@ inline size_t BytesWithCommit(Kind kind, kf_dtype dtype, kf_op op, uint64_t coun
   return bytes <= sizeof(CommitAndResult::result) ? bytes : 0;
 }
 
-// The host of each rank in the cluster. The object is the same on all ranks.
+// The host of each rank in the cluster. All ranks have equal Places.
 class Places {
  public:
   explicit Places(std::vector<uint32_t> host_of_rank);

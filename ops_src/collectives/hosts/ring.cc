@@ -8,20 +8,20 @@
 // the host has added its own part. While one piece is reduced, the next piece arrives and the
 // previous piece leaves.
 //
-// All hosts get the same bits. Each element is added up only once, along the ring, beginning with
-// its segment's own host. After that, the sum is only copied.
+// All hosts get bit-identical results. Each element is added up only once, along the ring,
+// beginning with its segment's own host. Then the sum is only copied.
 //
 // There is no circular wait. A host waits for pieces in the order in which the previous host sends
-// them. The previous host sends a piece after it has received the same piece one step earlier. It
-// sends the pieces of the first step before it waits for anything.
+// them. The previous host sends a piece after it has received the same piece one step earlier. Each
+// host sends the pieces of the first step before it waits for anything.
 //
 // The sums are received directly into the output. The first kAhead of these receives are posted at
 // the beginning. At that time, the same memory may still contain parts that must be read (the
 // inputs, if the operation is in place). This is safe, because a sum includes this host's part. So
 // this host has added or sent its part before the sum exists anywhere.
 //
-// The parts of other hosts are received in a window of pieces. This host adds its own parts to them
-// in the window. The receive of piece k + window is posted when piece k has been added.
+// The parts of other hosts are received in a window of pieces. In the window, this host adds its
+// own parts to them. The receive of piece k + window is posted when piece k has been added.
 #include <algorithm>
 #include <vector>
 

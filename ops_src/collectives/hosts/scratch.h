@@ -34,8 +34,8 @@ struct Scratch {
 // into them. Thread-safe. The pool limits the memory that it keeps:
 // - An operation gets either new memory, or memory that an operation of about the same size has
 //   used. So a small operation never holds large memory while it runs.
-// - At most kMostIdle bytes stay idle. However, the memory that was used last is kept even if it is
-//   larger.
+// - At most kMostIdle bytes stay idle. The exception is the memory that was used last, which is
+//   always kept.
 class ScratchPool {
  public:
   static constexpr size_t kMostIdle = 64 << 20;

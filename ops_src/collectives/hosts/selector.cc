@@ -30,12 +30,11 @@ namespace {
 
 constexpr uint64_t kMostBytes = 1 << 30;  // larger sizes don't change the selection, but might overflow
 constexpr uint32_t kMostFigure = 100'000'000;
-// The figures that are assumed until there are measurements. A message through both kernels and the
-// transports' threads takes 0.1 ms, and the network has 1 Gbit/s.
+// The figures that are assumed until there are measurements: a message takes 0.1 ms (including the
+// kernels and the transports' threads), and the network has 1 Gbit/s.
 constexpr Figures kAssumed{100'000, 8'000};
 // The fraction of a byte's time that recursive doubling spends on reductions while nothing is sent.
-// It was chosen by measurement: with this value, two hosts switch from doubling to the ring at 128
-// KiB.
+// With this value, chosen by measurement, two hosts switch from doubling to the ring at 128 KiB.
 constexpr uint64_t kUnhiddenReduction = 10;  // a tenth
 
 // Returns the worst measurement among all hosts, for each figure.

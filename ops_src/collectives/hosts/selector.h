@@ -29,7 +29,7 @@ Strategy StrategyNamed(const std::string& name);
 // A host's measurements of its network to the other hosts (meter.h), as whole numbers. 0 means that
 // there is no measurement yet.
 struct Figures {
-  uint32_t step_ns = 0;  // time of a message for which a host waits
+  uint32_t step_ns = 0;  // time that a host waits for a message
   uint32_t byte_ps = 0;  // time of one byte of an operation, through the slowest cable of all hosts
   // The rate of the host's own cable in bytes per millisecond. With `is_all`, it is the limit of
   // the network. Otherwise it is a lower bound.
@@ -39,9 +39,9 @@ struct Figures {
 
 // Selects the algorithm for an all-reduce of `bytes` bytes between hosts with the measurements
 // `of_hosts`. With AUTO, this is the cheapest algorithm by an alpha-beta model with the worst
-// figures of all hosts. `beside` is the number of all-reduces that run at the same time. They share
-// the cables, but their waits for messages overlap. If the selected algorithm doesn't accept this
-// size, returns Doubling.
+// figures of all hosts. `beside` is the number of all-reduces that run at the same time. These
+// all-reduces share the cables, but their waits for messages overlap. If the selected algorithm
+// doesn't accept this size, returns Doubling.
 //
 // - Doubling sends all bytes in each step, and reduces between the steps. Ring has more steps with
 //   fewer bytes.

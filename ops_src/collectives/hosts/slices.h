@@ -9,16 +9,17 @@
 // generation than the latest one. These slices are repeated in the latest generation, until all
 // slices have ended in the same generation (as settle.h does for several operations). All ranks
 // know the same generations, so all ranks repeat the same slices in the same order. To repeat a
-// slice, a rank needs the inputs of the slice. They are copied if the operation is in place and the
-// launcher's policy is to recover.
+// slice, a rank needs the inputs of the slice. So the inputs are copied if the operation is in
+// place and the launcher's policy is to recover.
 // Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
 //
 // 2. There is no circular wait. Up to kTracks slices run at the same time, each on a different
 // *track* (PartOfWhole). The transport has a thread for each track. A rank contributes to the
 // slices in their order. When it has contributed to as many slices as there are tracks, it waits
-// for the oldest slice. It begins the next slice on a track when it has the result of the previous
-// slice on that track. If a slice must be repeated, it is repeated when its turn has come. That
-// step waits only for ranks of the same host, which reach this point in the same order.
+// for the oldest slice. The rank begins the next slice on a track when it has the result of the
+// previous slice on that track. If a slice must be contributed again, the rank does so when it
+// waits for that slice. The new contribution waits only for ranks of the same host, which reach
+// this point in the same order.
 // Test: Cluster.SlicesHaveTheValuesOfTheWhole
 //
 // 3. The same operation on all ranks. The signature of a slice identifies the whole operation. A

@@ -27,7 +27,7 @@ constexpr int kLookEveryMs = 20;
 // A transport has no deadlines, because the ranks have deadlines.
 constexpr auto kNever = std::chrono::milliseconds(std::chrono::hours(24 * 3650));
 const tcp::Tag kEnding = tcp::Tag::Of("kungfu/hosts/ending", 0);
-// The message numbers. The names follow in a message with the next number.
+// The message numbers. A second message with the next number contains the names.
 enum : uint64_t { kBegin = 0, kEnd = 2, kFailure = 4 };
 
 }  // namespace
@@ -116,8 +116,8 @@ std::vector<std::pair<uint32_t, std::string>> Transport::Unreachable() const {
   return found;
 }
 
-// First cancels the mesh's messages: running exchanges end, and can have no effect any more. Their
-// threads then wait for the new epoch.
+// First cancels the mesh's messages, so running exchanges end without effect. Their threads then
+// wait for the new epoch.
 void Transport::LoseHost(uint32_t host) {
   if (host >= places_.hosts() || host == host_)
     throw Error(KF_INVALID, Text("host ", host, " is not another host of this cluster"));
@@ -331,8 +331,8 @@ void Transport::Hear(uint32_t local_rank, int fd) {
   }
 }
 
-// Replies to a rank that asks what an operation is waiting for. The rank doesn't depend on the
-// reply, so the reply is dropped if the rank doesn't read its socket.
+// Replies to a rank that asks what an operation is waiting for. The reply is dropped if the rank
+// doesn't read its socket, because no rank depends on it.
 void Transport::Answer(int fd, const Request& question) const {
   std::string text;
   {
@@ -493,7 +493,7 @@ bool Transport::IsOver(Ending& ending) {
     if (local_control_.HasFailed(r)) continue;
     const RankState state = local_control_.State(r);
     // EndedForAll means that the rank's process has exited successfully but without leaving. The
-    // other ranks don't recover from this.
+    // other ranks can't continue without this rank.
     if (state != RankState::kLeft && !local_control_.EndedForAll(r)) return false;
     left += Text(left.empty() ? "" : ", ", local_control_.PeerName(r), " ",
                  state == RankState::kLeft ? "has finished and left" : local_control_.LostReason(r));
@@ -513,8 +513,8 @@ bool Transport::IsOver(Ending& ending) {
   return true;
 }
 
-// Throws if `host` isn't in the operation, or isn't in it any more. An operation's thread calls
-// this function before it waits for the host, and repeatedly while it waits.
+// Throws if `host` never joined the operation or has left it. An operation's thread calls this
+// function before it waits for the host, and repeatedly during the wait.
 void Transport::ThrowIfAbsent(uint32_t host, const Place& place) const {
   std::lock_guard<std::mutex> guard(mutex_);
   if (failed_) throw *failed_;

@@ -1,9 +1,9 @@
 // The inter-host transport does one host's work in the operations between several hosts. It is part
 // of the host's launcher.
 //
-// The invariants below show that every operation ends in the same way on all ranks. They are
-// numbered, and other files refer to the numbers. Each invariant names the tests that cover it
-// (tests/cpp). tests/unit/test_invariants.py checks that these tests exist.
+// The invariants below show that every operation ends in the same way on all ranks. Other files
+// refer to their numbers. Each invariant names the tests that cover it (tests/cpp), and
+// tests/unit/test_invariants.py checks that these tests exist.
 //
 // Terms
 //
@@ -30,23 +30,24 @@
 // contributes (Header). Then they exchange the data (algorithm.h). The k-th operation with a name
 // on one host matches the k-th operation with that name on every other host. A large all-reduce
 // consists of several operations, its slices. Slices run concurrently on tracks. Each track counts
-// its operations separately, like a name (slices.h).
+// its operations separately (slices.h).
 //
 // Failures of ranks
 //
-// 1. A reduce-to-host may end without ranks that have failed. If it does, it excludes the first i
-// failed ranks of its host, and i is the same on all its members (failure_rules.cc). The transport
-// is also a member, and it fails only if its whole host fails. So a host's contribution is
-// completely described by the number i and the contributions of the other ranks.
+// 1. A reduce-to-host may end without failed ranks. It then excludes the first i failed ranks of
+// its host, and i is the same on all its members (failure_rules.cc). The transport is also a
+// member, and it fails only if its whole host fails. So a host's contribution is completely
+// described by the number i and the contributions of the other ranks.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 // Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
 //
 // 2. A header contains i. A host's contribution fits generation g if exactly i of the first g
 // failed ranks are on that host. Every transport has all headers, so all transports compute the
-// same generation G. G is the earliest generation that is late enough for all contributions. If a
-// host has more failures in G than its contribution excludes, its ranks contribute again without
-// the failed ranks. The other hosts keep their contributions. Then the transports send headers once
-// more. Each round has a later G, so the number of rounds is at most the number of failures.
+// same generation G. G is the earliest generation that is late enough for all contributions. If
+// more ranks of a host have failed in G than its contribution excludes, its ranks contribute again
+// without the failed ranks. The other hosts keep their contributions. Then the transports send
+// headers once more. Each round has a later G, so the number of rounds is at most the number of
+// failures.
 // Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
 // Test: Cluster.FewBytesAreBroughtAgainWithoutFailedRanks
 //
@@ -66,9 +67,9 @@
 // Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
 //
 // 6. If no rank of a host is running any more, the host begins no more operations, and its ranks
-// can't notify the other hosts. So its transport notifies them. For each name, it sends once the
-// number of operations that its ranks had begun (Ending). The host contributes to these operations,
-// and to no later ones.
+// can't notify the other hosts. So its transport notifies them. For each name, the transport sends
+// once the number of operations that its ranks had begun (Ending). The host contributes to these
+// operations, and to no later ones.
 // Test: ClusterEnds.FailureAfterTheEndOfItsRanksReachesTheOthers
 // Test: Cluster.FewBytesAreThoseOfHostsWithRanks
 //
@@ -85,54 +86,55 @@
 // If the launcher's policy is to recover, a transport waits when its connection to a host has
 // ended. The job's controller decides which hosts are lost. When the control block lists all ranks
 // of the lost host, the controller notifies the transports of all other hosts (LoseHost). All
-// transports are notified of the same hosts in the same order. Each loss begins a new epoch. It
-// cancels all messages between hosts (Mesh::Cancel), and the transports agree again on the outcome
-// of each operation.
+// transports are notified of the same hosts in the same order. Each loss begins a new epoch. All
+// messages between hosts are cancelled (Mesh::Cancel), and the transports agree again on the
+// outcome of each operation.
 //
 // 7. An outcome is either a result, or a failure that all hosts share. A transport gives its ranks
 // an outcome only when it knows that all hosts have this outcome. To find out, the transports
-// confirm the outcome in one more round after the exchange (Acknowledge), in the epoch in which
-// they got it. A transport that has an outcome keeps it until a new epoch decides otherwise, and
-// gives it to its ranks if the other hosts have it. A failure among the ranks of one host needs no
-// confirmation. These ranks know of the failure, and if their host is lost, no other host needs to
-// know.
+// confirm the outcome in one more round after the exchange (Acknowledge), in the epoch of the
+// outcome. A transport keeps an outcome until a new epoch decides otherwise, and gives the outcome
+// to its ranks if the other hosts have it. A failure among the ranks of one host needs no
+// confirmation: these ranks know of the failure, and no other host needs to know if their host is
+// lost.
 // Test: HostLoss.ALostHostContributesToASumForAllOrNone
 // Test: HostLoss.ABroadcastFromALostHostIsHadByAllOrNone
 //
 // 8. In a new epoch, an operation begins again with headers. If a host has an outcome, its header
 // contains the epoch in which the host got it. If all hosts have an outcome of the same epoch, they
-// give it to their ranks. Otherwise, by 7, no host has given an outcome to its ranks, and no host
-// will. All transports drop their outcomes and continue with their ranks' contributions, which they
-// keep until an outcome is given. The ranks of the lost host have failed, so G is a generation
-// without them.
+// give this outcome to their ranks. Otherwise, by 7, no host has given an outcome to its ranks, and
+// no host will. All transports drop their outcomes and continue with their ranks' contributions,
+// which they keep until an outcome is given. The ranks of the lost host have failed, so G is a
+// generation without them.
 // Test: HostLoss.ALostHostContributesToASumForAllOrNone
 // Test: HostLoss.ALostHostContributesToASumOfSlicesForAllOrNone
 //
 // 9. A host that has given the outcome of an operation to its ranks has left the operation, and
 // sends no more headers for it. So each transport begins an epoch with a message. For each name,
 // this message contains the number of operations whose outcome the transport has given. A transport
-// that waits for the header of such a host knows, by 7, that all hosts have the outcome. An outcome
-// belongs to the epoch in which it is given (Finish). A thread that is too late continues in the
-// next epoch.
+// that waits for a header of a host that has left knows, by 7, that all hosts have the outcome. An
+// outcome belongs to the epoch in which it is given (Finish). A thread that is too late continues
+// in the next epoch.
 // Test: HostLoss.ALostHostContributesToASumForAllOrNone
 // Test: ClusterFailures.SurvivorsComeToTheSameEndWhereHostsAreLost
 //
 // 10. Two losses may follow each other closely. A transport that dropped its outcome in the first
-// new epoch reports this in the second. If it has got another outcome since then, it reports that
-// outcome, which belongs to a later epoch. A transport that hadn't finished the first epoch reports
-// the outcome that it had before. So if the transports conclude that all hosts have the same
-// outcome, the conclusion is correct. An outcome is given only with the confirmation of all hosts
-// in one epoch (7). So no host has given an outcome that another host has dropped.
+// new epoch reports in the second that it has none. If it has received another outcome since then,
+// it reports this outcome, which belongs to a later epoch. A transport that hadn't finished the
+// first epoch reports its earlier outcome. So if the transports conclude that all hosts have the
+// same outcome, the conclusion is correct. An outcome is given only with the confirmation of all
+// hosts in one epoch (7). So no host has given an outcome that another host has dropped.
 // Test: ClusterFailures.SurvivorsComeToTheSameEndWhereHostsAreLost
 //
 // 11. A broadcast may have several source ranks with the same data. All ranks name the same source
 // ranks, which are part of the signature. So every transport knows which hosts have a source rank.
 // Such a host contributes the data of its own source rank, as the root's host does. The operation
-// fails on all ranks in two cases. If a source rank fails before its host has its contribution, the
-// operation fails on all ranks of that host (1). If the host of a source rank has no ranks left,
-// all transports know this, by 2 and 6. Each host without a source rank gets the data from a host
-// that has one. These hosts are assigned in turn, in the order of the hosts that have ranks in G,
-// which all transports know. The caller guarantees that the source ranks have the same data.
+// fails on all ranks in two cases. Either a source rank fails before its host has its contribution,
+// so that the operation fails on all ranks of that host (1). Or the host of a source rank has no
+// ranks left, which all transports know by 2 and 6. Each host without a source rank gets the data
+// from a host that has one. These hosts are assigned in turn, in the order of the hosts that have
+// ranks in G, which all transports know. The caller guarantees that the source ranks have the same
+// data.
 // Test: Cluster.BroadcastUsesTheSourceRankOfTheSameHost
 // Test: ClusterFailures.BroadcastFromAFailedSourceFailsAndAnotherSourceServes
 //
@@ -150,8 +152,8 @@
 // 13. With AUTO, small contributions travel in the headers. When all contributions fit G, each
 // transport reduces them without further messages, in the order of recursive doubling. To keep the
 // measurements up to date, the first of every kMeasuredEvery operations with a name runs the
-// selected algorithm instead. All operations run it while any host has no measurement. By 12, all
-// transports know which operations these are.
+// selected algorithm instead. While any host has no measurement, every operation runs the selected
+// algorithm. By 12, all transports know which operations these are.
 // Test: Cluster.FewBytesGoWithTheHostsWords
 // Test: HostLoss.ALostHostContributesToASumOfFewBytesForAllOrNone
 //
@@ -209,8 +211,8 @@ class Transport {
   // failed in the control blocks of all hosts. All transports must be notified of the same hosts in
   // the same order.
   void LoseHost(uint32_t host);
-  // Returns the hosts to which the connection has ended, with the reason. Hosts for which LoseHost
-  // was called are left out.
+  // Returns the hosts to which the connection has ended, with the reason. Omits hosts that were
+  // passed to LoseHost.
   std::vector<std::pair<uint32_t, std::string>> Unreachable() const;
   // Makes all current and later operations fail with this error, on this host and on the other
   // hosts. Only the first error counts.
@@ -235,9 +237,10 @@ class Transport {
     std::vector<uint64_t> asked;  // number of operations that each rank has begun
     uint64_t begun = 0;           // number of the operation that is running, or that ran last
     uint64_t given = 0;           // number of the last operation whose outcome the ranks have, or are about to get
-    uint64_t let_on = 0;          // number of the last operation whose ranks got kMore; only its thread uses this
+    uint64_t let_on = 0;          // number of the last operation whose ranks got kMore; used only by that operation's
+                                  // thread
     bool runs = false;
-    std::vector<uint32_t> awaited;  // the hosts for which the running operation was waiting at its last check
+    std::vector<uint32_t> awaited;  // the hosts that the running operation was waiting for at its last check
     std::deque<Request> waiting;    // operations that wait until the previous operation has ended
     // For operations that add up planes: the key is (number of the operation, generation), and the
     // value is the request for that generation.
@@ -358,12 +361,11 @@ class Transport {
   uint32_t idle_ = 0;
   std::vector<std::pair<uint32_t, int>> heard_;  // ranks, and the sockets on which they send requests
   uint64_t epoch_;
-  std::vector<bool> lost_;                // hosts for which LoseHost was called
+  std::vector<bool> lost_;                // hosts that were passed to LoseHost
   std::vector<std::string> unreachable_;  // for each host: how the connection to it has ended
   std::optional<Error> failed_;
   bool closing_ = false;
-  bool begins_nothing_ = false;  // true if the message about the end of this host's ranks has been sent, or is about to
-                                 // be
+  bool begins_nothing_ = false;  // true if the message about the end of this host's ranks has been or is being sent
   // What each other host has sent about the end of its ranks: the number of operations that they
   // had begun, indexed by the hash of the name.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> ends_;

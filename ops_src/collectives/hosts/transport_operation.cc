@@ -90,7 +90,7 @@ void Transport::RunOrThrow(Name& name, const Request& request, uint64_t number, 
 }
 
 // Agrees with the other hosts on the outcome of the operation, within one epoch. Throws if the
-// epoch ends before that.
+// epoch ends first.
 bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, Outcome& outcome, Scratch& scratch) {
   const Request& request = place.request;
   std::vector<Header> headers;
@@ -188,8 +188,8 @@ bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, O
     contribution.generation = generation;
     brought = false;
   }
-  // The acknowledgement is needed only if the hosts may have to agree on this outcome again. That
-  // can happen only if the policy is to recover, and if more than one host remains after a loss.
+  // The acknowledgement is needed only if the hosts may have to agree on this outcome again. This
+  // can happen only if the policy is to recover and more than one host remains after a loss.
   if (control_.recovers() && places_.hosts() > 2) Acknowledge(place, outcome.epoch);
   KUNGFU_FAULT_POINT("when all hosts have the result");
   return true;
@@ -197,8 +197,8 @@ bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, O
 
 // ---- contributions of the host's ranks
 
-// This host's contribution to an operation that adds up planes (planes.h). The ranks describe their
-// contribution in a separate request for each generation.
+// This host's contribution to an operation that adds up planes (planes.h). The ranks send a
+// separate request, which describes their contribution, for each generation.
 class Transport::Renewal final : public Communicator::Renewable {
  public:
   Renewal(Transport& transport, const Name& name, const Request& request, uint64_t number, uint32_t generation,
@@ -325,7 +325,7 @@ tcp::Tag Transport::Place::TagOf(Message message) const {
 }
 
 // Exchanges headers, and returns the headers of all hosts in this round. If a host sends no more
-// headers for the operation, the function fills in the values that follow from this.
+// headers for the operation, the function fills in the header that this implies.
 std::vector<Transport::Header> Transport::Meet(Place& place, const Header& mine) {
   const tcp::Tag tag = place.TagOf(Message::kHeader).Step(place.attempt++);
   std::vector<Header> headers(places_.hosts());
@@ -341,10 +341,9 @@ std::vector<Transport::Header> Transport::Meet(Place& place, const Header& mine)
   return headers;
 }
 
-// Sends `mine` to all other hosts, and receives their values in `theirs`. If a host isn't in the
-// operation, or isn't in it any more, calls absent(host, gave). `gave` tells whether the host has
-// given the outcome to its ranks. When `absent` is called, no receive can write to theirs[host] any
-// more.
+// Sends `mine` to all other hosts, and receives their values in `theirs`. If a host never joined
+// the operation or has left it, calls absent(host, gave). `gave` tells whether the host has given
+// the outcome to its ranks. When `absent` is called, no receive can write to theirs[host] any more.
 template <typename Words, typename Absent>
 void Transport::Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std::vector<Words>& theirs,
                       const Absent& absent) {
@@ -454,8 +453,7 @@ std::optional<std::pair<Commit, std::string>> Transport::FailureIn(const Name& n
     return std::make_pair(commit, Text("broadcast \"", name.name, "\": ", *source == request.root ? "its root, " : "",
                                        "rank ", *source, ", failed, cluster version ", control_.cluster_version()));
   }
-  // If there are planes, a host whose planes belong to an earlier generation contributes again in
-  // any case.
+  // If there are planes, a host whose planes belong to an earlier generation must contribute again.
   uint32_t latest = 0;
   for (const Header& header : headers) latest = std::max(latest, header.generation);
   const Header* first = nullptr;
@@ -763,8 +761,8 @@ uint32_t Transport::AwaitGenerationWithout(uint32_t host, uint32_t missing) cons
   }
 }
 
-// Returns a rank of `host` that hasn't failed but has ended in a way from which the other ranks
-// can't recover. Returns none if there is no such rank.
+// Returns a rank of `host` that has ended in a way that the other ranks can't recover from. Returns
+// none if there is no such rank.
 std::optional<uint32_t> Transport::FinishedOn(uint32_t host) const {
   for (const uint32_t rank : places_.RanksOn(host)) {
     if (control_.EndedForAll(rank)) return rank;

@@ -17,10 +17,10 @@ inline constexpr uint64_t kFirstEpoch = 1;
 
 // A host's header in one round of an operation (see invariant 2).
 struct Transport::Header {
-  uint64_t got = 0;     // the epoch in which the host got its outcome, or 0 if it has no outcome: see 8
+  uint64_t got = 0;     // the epoch in which the host got its outcome, or 0 if it has no outcome: see invariant 8
   uint32_t failed = 0;  // not 0 if the operation has failed on the host's ranks; `text` then describes the error
   uint32_t none = 0;    // not 0 if no rank of the host is running, so that the host contributes nothing
-  uint32_t absent = 0;  // set by the receiver if the host isn't in this operation, or isn't in it any more
+  uint32_t absent = 0;  // set by the receiver if the host never joined this operation or has left it
   uint32_t given = 0;   // not 0 if the absent host has given its ranks the outcome
   uint32_t status = KF_OK;
   uint32_t missing = 0;  // number of the host's failed ranks that didn't contribute
@@ -29,9 +29,9 @@ struct Transport::Header {
   uint32_t generation = 0;
   uint64_t signature = 0, count = 0;
   uint64_t weight = 0;
-  Figures figures;      // the host's measurements of its network: see 12
+  Figures figures;      // the host's measurements of its network: see invariant 12
   char text[208] = {};  // a description of the contribution
-  // The contribution itself, if it is so small that SmallBytes isn't 0 (see 13).
+  // The contribution itself, if it is so small that SmallBytes isn't 0 (see invariant 13).
   alignas(8) char contribution[kSmallBytes] = {};
 };
 
@@ -46,8 +46,8 @@ struct Transport::Ending {
   char text[kTextBytes] = {};
 };
 
-// Thrown if another host isn't in this operation, or isn't in it any more. If `gave` is true, the
-// host has given its ranks the outcome. Otherwise its ranks have failed.
+// Thrown if another host never joined this operation or has left it. If `gave` is true, the host
+// has given its ranks the outcome. Otherwise its ranks have failed.
 struct AbsentHost : Interrupted {
   explicit AbsentHost(bool has_given) : Interrupted("the end of a host's contribution"), gave(has_given) {}
   bool gave;

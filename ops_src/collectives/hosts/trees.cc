@@ -6,19 +6,20 @@
 // Elements are divided into pieces. Each piece is one message, and a host sends it on as soon as
 // the host has added its own part.
 //
-// All hosts get the same bits. Each element is added up in only one tree, on each host in the order
-// of its children. The root's sum is only copied.
+// All hosts get bit-identical results. Each element is added up in only one tree. Each host adds
+// its children's parts in a fixed order. The root's sum is only copied.
 //
 // There is no circular wait. All hosts process the pieces in the same order. Each host sends all
 // pieces up before it waits for a piece on its way down. On its way up, a piece comes from the
-// hosts below in its tree. These hosts wait for no later piece, and the leaves wait for no host. On
-// its way down, a piece comes from the hosts above. No host waits for its own sends before the end.
+// hosts below in its tree. For this piece, these hosts wait for no later piece, and the leaves wait
+// for no host. On its way down, a piece comes from the hosts above. No host waits for its own sends
+// before the end.
 //
 // The sums are received directly into the output. The first kAhead of these receives are posted at
 // the beginning. At that time, the output may still contain data that must be sent to the parent,
 // or the inputs if the operation is in place. This is safe, because a sum includes this host's
-// part. So this part was read from the output before the sum exists anywhere. The data of children
-// is received in a window of pieces, and is added from there.
+// part. So this host has read its part from the output before the sum exists anywhere. The data of
+// children is received in a window of pieces, and is added from there.
 #include <algorithm>
 #include <utility>
 #include <vector>

@@ -1,6 +1,6 @@
 // The runtime's own declarations of the functions that it calls in CANN's AscendCL, HCCL and aclnn.
-// No package registry has CANN. The declarations follow the public documentation of CANN 8. This
-// code has not yet run on a device.
+// CANN isn't in any package registry, so the declarations follow the public documentation of CANN
+// 8. This code has not yet run on a device.
 #ifndef KUNGFU_DEVICE_ASCEND_ACL_API_H_
 #define KUNGFU_DEVICE_ASCEND_ACL_API_H_
 

@@ -78,8 +78,7 @@ class Division {
 // ends later on its own (after HCCL_CONNECT_TIMEOUT, 120 s by default).
 struct BringUp {
   std::atomic<bool> ended{false};
-  std::atomic<bool> let_go{false};  // the thread and its owner each set it; whichever is second destroys the
-                                    // communicator
+  std::atomic<bool> let_go{false};  // set by both the thread and its owner; the second one destroys the communicator
   // The thread uses these members until `ended` is true. After that, the thread's owner uses them.
   int result = hccl::kSuccess;
   std::string failure;
@@ -97,7 +96,7 @@ class HcclCommunicator : public DeviceCommunicator {
       : hccl_(hccl), size_(size), rank_(rank), driver_(driver), division_(operators, driver) {
     auto info = std::make_shared<hccl::RootInfo>();
     std::memcpy(info->bytes, id.data(), hccl::kRootInfoBytes);
-    // The HCCL library's functions and the driver exist as long as the process.
+    // `hccl` and `driver` exist as long as the process, so the thread may refer to them.
     std::thread([state = state_, info, &hccl, &driver, place = driver.Here(), rank, size] {
       try {
         driver.Enter(place);

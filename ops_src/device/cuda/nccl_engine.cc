@@ -32,8 +32,7 @@ class NcclCommunicator : public DeviceCommunicator {
       : nccl_(nccl), size_(size) {
     nccl::Id raw;
     std::memcpy(raw.bytes, id.data(), nccl::kIdBytes);
-    nccl::Config config;  // non-blocking, so that the start of the communicator can be ended if another rank fails
-                          // meanwhile
+    nccl::Config config;  // non-blocking, so that the start of the communicator can be aborted if another rank fails
     const int result = nccl_.CommInitRankConfig(&comm_, static_cast<int>(size), raw, static_cast<int>(rank), &config);
     try {
       Check(result, "ncclCommInitRankConfig");

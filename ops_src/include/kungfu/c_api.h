@@ -52,26 +52,26 @@ typedef enum kf_dtype {
 
 typedef enum kf_op {
   KF_SUM = 0,   // integers are summed in their own width, and wrap around on overflow
-  KF_MEAN = 1,  // the sum divided by the number of contributing ranks; exact for integers, then truncated towards zero
+  KF_MEAN = 1,  // the sum divided by the number of contributing ranks; integers: exact, then truncated towards zero
   KF_MIN = 2,
   KF_MAX = 3,
   KF_PROD = 4,
 } kf_op;
 
 // One tensor of an operation. `count` is the number of elements in `input`. `output` normally has
-// the same number of elements. For an all-gather it has `count` times the number of ranks, for a
-// reduce-scatter `count` divided by the number of ranks. If input == output, the operation is in
-// place. Other overlaps aren't allowed.
+// the same number of elements. An all-gather's output has `count` times the number of ranks, and a
+// reduce-scatter's output `count` divided by it. If input == output, the operation is in place.
+// Other overlaps aren't allowed.
 typedef struct kf_tensor {
   const void* input;
   void* output;
   uint64_t count;
 } kf_tensor;
 
-// Runs an operation on `num_tensors` tensors of one dtype. They are sent together without first
+// Runs an operation on `num_tensors` tensors of one dtype, which are sent together without first
 // being copied into one array. Calls with the same `name` match: the k-th call on one rank matches
 // the k-th call on each other rank. `layout` describes the shapes, e.g. "(2,3) (4,)". The ranks
-// compare it, and error messages contain it. It may be NULL.
+// compare their layouts, and error messages contain them. `layout` may be NULL.
 KF_API kf_status kf_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
                                const char* layout);
 // Runs the all-reduces of a step's gradients, one after another, as one operation. If a rank fails
@@ -113,8 +113,8 @@ typedef struct kf_started {
 KF_API kf_status kf_wait(const kf_started* started, size_t num_started);
 // Adds the gradients of one shard, in a step that ShardedStep has begun (see shards/step.h). If
 // *over is 1 afterwards, the step has ended, and the outputs hold the sum over all shards, divided
-// by the number of shards. If *over is 0, more shards must be computed, and the outputs have no
-// value. Only float dtypes are supported. `loss` is the input of the one tensor that isn't a
+// by the number of shards. If *over is 0, more shards must be computed, and the outputs aren't
+// valid. Only float dtypes are supported. `loss` is the input of the one tensor that isn't a
 // gradient (a scalar), or NULL.
 KF_API kf_status kf_sum_shards(const kf_group* groups, size_t num_groups, const void* loss, int* over);
 // Returns the values that determine the random numbers of the current shard's next draw. *place is
@@ -134,16 +134,16 @@ KF_API kf_status kf_reduce_scatter(const char* name, const kf_tensor* tensors, s
                                    kf_op op, const char* layout, uint32_t ranks);
 KF_API kf_status kf_barrier(const char* name);
 
-// Resizes the cluster. This is a collective: all ranks must pass the same size. *changed is 1 if
-// the membership has changed, and *detached is 1 if this process is no longer a member.
+// Resizes the cluster. Collective: all ranks must pass the same size. *changed is 1 if the
+// membership has changed, and *detached is 1 if this process is no longer a member.
 KF_API kf_status kf_resize(uint32_t size, int* changed, int* detached);
 
 // Returns the current cluster, and this process's rank in it. Pass NULL for a value that isn't
 // needed. If the process hasn't joined the cluster yet, it joins now. Joining may fail.
 KF_API kf_status kf_cluster(uint32_t* rank, uint32_t* size, uint64_t* version);
 
-// Each function returns one of kf_cluster's values. They exist for older programs. They return 0 if
-// kf_cluster fails.
+// Each function returns one of kf_cluster's values, or 0 if kf_cluster fails. The functions exist
+// for older programs.
 KF_API uint32_t kf_rank(void);
 KF_API uint32_t kf_size(void);
 KF_API uint64_t kf_cluster_version(void);

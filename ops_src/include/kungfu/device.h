@@ -2,15 +2,15 @@
 // collectives on tensors in device memory. The vendor's libraries are opened at run time. The build
 // doesn't need them.
 //
-// Between devices, the vendor's library (NCCL or HCCL) reduces, with its own rounding and order. In
-// the following cases, data goes through pinned host memory and the runtime's collectives between
-// processes instead:
+// The vendor's library (NCCL or HCCL) performs the collectives between devices, with its own
+// rounding and order. In these cases, data goes through pinned host memory and the runtime's
+// collectives between processes instead:
 // - ranks share a device, or a rank has no such library;
 // - the library doesn't reduce exactly as the runtime does (see docs/devices.md).
 //
 // As in c_api.h, any thread may call these functions, and kf_last_error() returns the message of a
 // failed call. The process's device must be current in the calling thread (cudaSetDevice,
-// aclrtSetDevice). MindSpore's threads fulfil this.
+// aclrtSetDevice). MindSpore's threads meet this condition.
 #ifndef KUNGFU_DEVICE_H_
 #define KUNGFU_DEVICE_H_
 
@@ -51,8 +51,9 @@ typedef struct kf_device_options {
   uint32_t timeout_ms;   // time limit for an operation that all ranks have launched; 0 means 600 s
 } kf_device_options;
 
-// Opens the vendor's libraries. Fails with KF_MISSING, and names the library, if one is missing. A
-// second call with the same kind does nothing. A call with the other kind fails with KF_INVALID.
+// Opens the vendor's libraries. If a library is missing, fails with KF_MISSING and names the
+// library. A second call with the same kind does nothing. A second call with another kind fails
+// with KF_INVALID.
 KF_API kf_status kf_device_open(kf_device_kind kind, const kf_device_options* options);
 // Waits for running operations, ends queued operations with KF_ABORTED, and releases everything
 // except the libraries. Does nothing if no device is open. To avoid the wait, leave the cluster

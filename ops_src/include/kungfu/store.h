@@ -16,7 +16,7 @@ typedef struct kf_blob {
 } kf_blob;
 
 typedef enum kf_neighbour {
-  KF_RANDOM = 0,       // any other rank, all with the same probability
+  KF_RANDOM = 0,       // a random other rank; all are equally likely
   KF_ROUND_ROBIN = 1,  // one rank after another, beginning with the rank after the caller's own
 } kf_neighbour;
 

@@ -34,10 +34,10 @@ inline void Pause() {
 // 1. No wake-up is lost. A waiting thread sets the sleep flag (Arm), then checks everything else
 // that could end its wait, and then sleeps while the word equals the value that Arm returned, which
 // includes the flag. The awaited event happens in one of two ways:
-// - The writer advances the counter. This clears the flag and returns whether it was set. If it was
-//   set, the writer wakes all sleepers. If the waiting thread isn't sleeping yet, the kernel finds
-//   that the word has changed and returns at once. If the flag was not set, Arm comes later: it
-//   sets the flag in the new value and returns this value.
+// - The writer advances the counter. This clears the flag. If the flag was set, the writer wakes
+//   all sleepers. If the waiting thread isn't sleeping yet, the kernel finds that the word has
+//   changed and returns at once. If the flag was not set, Arm comes later: it sets the flag in the
+//   new value and returns this value.
 // - Another thread changes another word (for example after a failure), and then calls Stir on this
 //   word. If the flag was set, Stir clears it, and the rest is as in the first case. If it was not
 //   set, Arm comes after Stir in the order of this word. Arm acquires, so the waiting thread's last
@@ -45,12 +45,12 @@ inline void Pause() {
 // Test: WithoutOne.SleepingRanksAreWoken
 //
 // Threads stay asleep only if a writer fails between its change and the wake-up. They then sleep
-// until the writer is marked lost, but for at most one slice. Every sleep has a time limit, after
-// which the thread checks again.
+// until the writer is marked lost or their slice ends. Every sleep lasts at most one slice, and the
+// thread then checks again.
 //
 // 2. A fenced counter never advances again. Advance and Fence change the same word, so one of them
-// comes first. If Fence comes first, Advance fails and tells the writer. The count before the fence
-// stays readable.
+// comes first. If Fence comes first, Advance returns false. The count before the fence stays
+// readable.
 // Test: WithoutOne.AnExpelledProcessLearnsItAndPublishesNothing
 struct Counter {
   static constexpr uint32_t kFence = 0x80000000u;
@@ -73,7 +73,8 @@ struct Counter {
     uint32_t seen = value.load(std::memory_order_acquire);
     do {
       if ((seen & kFence) != 0) return false;
-      // This fails only if a fence or a waiting thread's flag has changed the word since the load.
+      // The exchange fails only if a fence or a waiting thread's flag has changed the word since
+      // the load.
     } while (!value.compare_exchange_weak(seen, next & kMask, std::memory_order_acq_rel, std::memory_order_acquire));
     if ((seen & kSleeps) != 0) {
       KUNGFU_FAULT_POINT("between a publish and its wake-up");

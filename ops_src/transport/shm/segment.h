@@ -1,8 +1,8 @@
 // The memory that the ranks of one cluster version share on a host: its layout, creation and
 // mapping.
 //
-// A segment is anonymous (memfd_create). It has no name that could be guessed or left behind, and
-// it disappears with its last descriptor and mapping. The launcher creates it and passes the
+// A segment is anonymous (memfd_create): it has no name that could be guessed or left behind, and
+// disappears with its last descriptor and mapping. The launcher creates it and passes the
 // descriptor to the members. It belongs to one cluster version and is never reused. So the
 // unfinished work of a failed rank can't affect the next version.
 //
@@ -56,13 +56,13 @@ struct alignas(kLine) WaitReport {
 // The rank itself writes these fields. Only the launcher changes the state to kLost.
 struct alignas(kLine) RankStatus {
   Counter state;       // a RankState; it only grows, and is fenced when it becomes kLost
-  uint32_t has_state;  // whether this rank already has the training state, so that it isn't a joining worker
+  uint32_t has_state;  // whether this rank had the training state when it joined
   char address[kLine * 2 - 8];
   char lost_reason[kLine * 2];                     // the launcher writes this before it changes the state to kLost
-  alignas(kLine) std::atomic<uint32_t> heartbeat;  // a separate thread increments it, even if all other threads are
+  alignas(kLine) std::atomic<uint32_t> heartbeat;  // incremented by a separate thread, even if all other threads are
                                                    // busy
   std::atomic<int32_t> core;                       // a hint: the core on which the rank ran when it last waited
-  std::atomic<uint32_t> busy;                      // not 0 if the other ranks' deadlines wait for this rank
+  std::atomic<uint32_t> busy;                      // not 0 if the other ranks' deadlines are paused for this rank
   std::atomic<uint32_t> awaits;                    // a hint: see SegmentControlBlock::NoteAwaited
   std::atomic<uint64_t> step;                      // the last step that training has finished, for readers outside the
                                                    // job
@@ -91,8 +91,8 @@ struct alignas(kLine) Mailbox {
 };
 static_assert(sizeof(Mailbox) == kLine);
 
-// Describes a rank's operation for the message of a mismatch error. It is written only if there is
-// a mismatch.
+// Describes a rank's operation for the message of a mismatch error. Written only if there is a
+// mismatch.
 struct alignas(kLine) Complaint {
   Counter sequence;
   char text[4 * kLine - sizeof(Counter)];
@@ -100,11 +100,11 @@ struct alignas(kLine) Complaint {
 
 // The state of a channel, which all ranks that use the channel share.
 struct alignas(kLine) ChannelHead {
-  std::atomic<uint64_t> key;  // hash of the name; valid only while a rank has it bound; changed only under the table's
-                              // lock
+  std::atomic<uint64_t> key;  // hash of the name; valid only while a rank has the channel bound; changed only under the
+                              // table's lock
   // There is one bit for each rank, which is set if the rank has the channel bound. A rank sets its
   // own bit under the table's lock, and may clear it at any time. The launcher clears the bit of a
-  // process that it has reaped.
+  // rank whose process it has reaped.
   std::atomic<uint64_t> users[kMaxRanks / 64];
   std::atomic<uint32_t> left[2];            // for operations with even and odd numbers: number of ranks that have
                                             // finished the operation
@@ -141,14 +141,14 @@ struct alignas(kLine) Header {
 
   alignas(kLine) std::atomic<uint64_t> sync_points;  // number of requested sync points; any member may increase it
 
-  // The failed ranks without which the members continue, in the order of their failures. Only the
-  // launcher writes these fields: first the rank, then the number. A rank is fenced before it is
-  // added, so its words don't change afterwards.
+  // The failed ranks, in the order of their failures, if the members continue without them. Only
+  // the launcher writes these fields: first the rank, then the number. A rank is fenced before it
+  // is added, so its words don't change afterwards.
   alignas(kLine) std::atomic<uint32_t> num_failed;
   uint16_t failure_order[kMaxMembers];
   static_assert(kMaxMembers - 1 <= UINT16_MAX);
 
-  alignas(kLine) std::atomic<uint32_t> lost;  // number of failed ranks without which the members can't continue
+  alignas(kLine) std::atomic<uint32_t> lost;  // number of failed ranks from whose failure the members can't recover
   std::atomic<uint32_t> gave_up;              // not 0 if the `gave_up` word of some rank may be set
 
   alignas(kLine) std::atomic<uint64_t> staging_buffers;  // a bit is set if the staging buffer with its number is in use

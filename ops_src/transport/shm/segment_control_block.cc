@@ -79,8 +79,8 @@ void SegmentControlBlock::MarkLost(uint32_t rank, const std::string& reason, boo
   }
 }
 
-// A state becomes kLost before it is known whether the members can continue. During that time, more
-// ranks are in state kLost than the list of failures and `lost` count.
+// A state becomes kLost before it is known whether the members can continue. During that time, the
+// ranks in state kLost outnumber the entries in the list of failures plus `lost`.
 bool SegmentControlBlock::EndedForAll(uint32_t rank) const {
   uint32_t unlisted = 0;
   for (uint32_t r = 0; r < size(); r++) unlisted += State(r) == RankState::kLost && !HasFailed(r);
@@ -187,8 +187,8 @@ std::string SegmentControlBlock::GaveUpAlone(uint32_t rank) const {
   return TextOf(its.gave_up_text);
 }
 
-// Ignores failed ranks. If another rank saw a failed rank's error before that rank failed, the
-// other rank has called GiveUp with the same error.
+// Ignores failed ranks. If another rank saw the error before the failed rank was marked, that other
+// rank has called GiveUp with the same error.
 std::optional<Error> SegmentControlBlock::GaveUpForAll() const {
   if (header().gave_up.load(std::memory_order_acquire) == 0) return std::nullopt;
   for (uint32_t r = 0; r < size(); r++) {

@@ -16,7 +16,7 @@
 namespace kungfu::shm {
 
 // Thread-safe. Any process that has the segment can use this class. The functions that operations
-// call are inline, and aren't virtual calls if the caller uses this class directly.
+// call are inline, and their calls aren't virtual if the caller uses this class directly.
 class SegmentControlBlock final : public ControlBlock {
  public:
   // If the segment contains only a part of the cluster, `numbers` contains the cluster ranks of the
@@ -58,17 +58,17 @@ class SegmentControlBlock final : public ControlBlock {
   uint64_t sync_points() const override { return header().sync_points.load(std::memory_order_acquire); }
 
   // The training progress that a rank has reported: the last finished step, the duration of a step,
-  // and the time since the report. The three words aren't read together, so one may be newer than
-  // the others. That is sufficient for display. The progress is valid only on the rank's host. It
-  // is empty if the rank has reported nothing.
+  // and the time since the report. The three words aren't read atomically, so one may be newer than
+  // the others. The progress is valid only on the rank's host, and empty if the rank has reported
+  // nothing.
   struct Progress {
     uint64_t step;
     std::chrono::nanoseconds each, ago;
   };
   std::optional<Progress> ProgressOf(uint32_t rank) const;
   // What a rank is doing, for display: its last activity, the time since this activity began, and
-  // the operations in which the rank's process has stood still for a long time (WaitReport). It is
-  // valid only on the rank's host. The words aren't read together.
+  // the operations in which the rank's process has stood still for a long time (WaitReport). Valid
+  // only on the rank's host. The words aren't read atomically.
   struct Activity {
     uint32_t activity;
     std::chrono::nanoseconds ago;
@@ -79,7 +79,7 @@ class SegmentControlBlock final : public ControlBlock {
   // ---- the rank for which another rank waits. These words are hints for the launcher, which
   // checks twice before it acts.
 
-  // Records that `rank` sleeps in a wait for `peer`. If `peer` equals `rank`, it waits for no
+  // Records that `rank` sleeps in a wait for `peer`. If `peer` equals `rank`, the rank waits for no
   // particular rank. `overdue` means that the wait will soon time out. The rank writes the note,
   // and removes it when the wait ends. Each thread passes its last note as `before` to the next
   // call and to ForgetAwaited. In the first call, `before` is 0. If several threads wait, the
@@ -115,7 +115,7 @@ class SegmentControlBlock final : public ControlBlock {
     const Header& words = header();
     return std::count(words.failure_order, words.failure_order + num_failed(), static_cast<uint16_t>(rank)) > 0;
   }
-  // Returns true if a rank has failed without which the members can't continue. Such a rank is in
+  // Returns true if a rank has failed and the members can't continue without it. Such a rank is in
   // state kLost.
   bool AnyLost() const { return header().lost.load(std::memory_order_acquire) != 0; }
   // Returns true if `rank` has failed and the members can't continue without it. Returns false

@@ -75,8 +75,8 @@ struct Outgoing {
   }
 
   // Copies all remaining data to `rest`, so that the caller gets its memory back. A frame that has
-  // begun must be completed with the original bytes. Its header states its length, and the receiver
-  // may not know yet that the message is void.
+  // begun must be completed with the original bytes, because its header states its length, and the
+  // receiver may not know yet that the message is void.
   void Detach() {
     if (!rest.empty() || heads.empty()) return;
     const size_t head_bytes = heads.size() * sizeof(FrameHeader);
@@ -122,7 +122,7 @@ struct Incoming {
   char ahead[kAhead];
   size_t begin = 0, end = 0;  // the range of `ahead` that has been read but not parsed yet
   FrameHeader header;         // header of the payload that is being read, or of the frame that is held back
-  bool held = false;          // the frame's epoch hasn't begun on this host, so nothing is read until it begins
+  bool held = false;          // the frame's epoch hasn't begun on this host, so nothing is read until the epoch begins
   bool in_payload = false;
   size_t left = 0;       // number of remaining bytes of the payload
   char* to = nullptr;    // the destination of the payload's next byte; null if the payload is dropped

@@ -13,8 +13,8 @@ namespace kungfu::tcp {
 
 // Identifies a message. `name` is the hash of the operation's name. `number` consists of the
 // operation's sequence number among operations with that name (40 bits), followed by the message's
-// number in the operation (24 bits, which is enough for 4 TiB in pieces of 256 KiB). If two names
-// have the same hash, their messages are confused. With a million names, this happens in one of 30
+// number in the operation (24 bits, which is enough for 4 TiB in pieces of 256 KiB). The messages
+// of two names with the same hash are confused. With a million names, this happens in one of 30
 // million jobs.
 struct Tag {
   static constexpr int kStepBits = 24;
@@ -61,15 +61,15 @@ static_assert(sizeof(FrameHeader) == 64);
 // The receiver keeps such a message until the message's Receive is posted.
 inline constexpr size_t kUnaskedBytes = 32 << 10;
 // The maximum payload of a frame. If a message is divided among several connections, each
-// connection accepts this many bytes at a time. A small message that becomes ready meanwhile waits
-// for at most one such frame.
+// connection accepts this many bytes at a time. A small message that becomes ready during this time
+// waits for at most one such frame.
 inline constexpr size_t kFrameBytes = 256 << 10;
 // The maximum size of all unasked messages from one host to another that are being sent or kept.
 // Each message counts with its size and a fixed amount for its record.
 inline constexpr size_t kUnaskedCredit = 4 << 20;
 inline constexpr size_t UnaskedCharge(size_t bytes) { return bytes + 256; }
 // The maximum number of messages that another host has requested or offered, but that no thread on
-// this host has posted yet. Each of them needs some hundred bytes of memory.
+// this host has posted yet. Each of them needs a few hundred bytes of memory.
 inline constexpr size_t kMostEarly = 1 << 16;
 
 }  // namespace kungfu::tcp

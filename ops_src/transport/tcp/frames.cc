@@ -1,28 +1,28 @@
 // Frames: how this host composes a frame, and how it handles a received frame.
 //
-// 1. Epochs. A host raises its epoch once for all its connections. Everything that it writes to a
-// connection after that belongs to the new epoch, except the rest of a frame that had already
+// 1. Epochs. A host raises its epoch for all its connections at once. Everything that it then
+// writes to a connection belongs to the new epoch, except the rest of a frame that had already
 // begun. So on one connection epochs never decrease:
-// - If a frame belongs to an older epoch than this host's epoch, it is read and dropped, because
-//   its content is void.
+// - A frame of an older epoch than this host's epoch is read and dropped, because its content is
+//   void.
 // - After a frame of a newer epoch, the connection has no more data for this host's current epoch.
-//   The connection isn't read any further until this host is in the newer epoch too. This host
-//   still reads its other connections, because they may have data for the current epoch.
+//   So this host reads no more from the connection until it is in the newer epoch too. It still
+//   reads its other connections, because they may have data for the current epoch.
 // Test: Mesh.AfterCancelNoBufferIsTouchedAndNoOldMessageArrives
 //
-// If a sender closes a connection that is held back, this host detects this when the last bytes fit
-// into its buffers. At the latest, it detects the close in the new epoch, because any other host
-// that has detected it leads all hosts to a new epoch. A host that stays in an old epoch does so on
-// all its connections. Its own waits end by Cancel, by a loss, or by their deadlines.
+// If a sender closes a connection that is held back, this host detects the close when the last
+// bytes fit into its buffers. At the latest, it detects the close in the new epoch, to which any
+// host that has detected the close leads all hosts. The waits of a host that stays in an old epoch
+// end by Cancel, by a loss, or by their deadlines.
 //
 // 2. Lengths. Each frame states the length of the whole message. This host compares it with the
 // length of the posted message before it writes any byte. `begun` grows with every frame of the
 // message, and never exceeds the message's length. So no frame is written past the end, and the
 // message is complete when all its bytes have arrived. (Two frames might cover the same bytes and
-// leave out other bytes. Only a sender with wrong data does this, and it could send wrong data in
-// any case.) A message that isn't posted must be small and within the credit. Both sides compute
-// the credit in the same way: the bytes of the message plus a fixed amount for its record. A sender
-// that exceeds the credit is lost.
+// leave out other bytes. Only a faulty sender does this, and it could send wrong data in any case.)
+// A message that isn't posted must be small and within the credit. Both sides compute the credit in
+// the same way: the bytes of the message plus a fixed amount for its record. A sender that exceeds
+// the credit is declared lost.
 // Test: Mesh.UnreceivedSmallMessagesAreBoundedAndDelayNoOther
 // Test: MeshLoss.AHostThatEndsAtAnyByteIsNamedAndTheOthersGoOn
 #include <algorithm>
@@ -94,8 +94,8 @@ bool Mesh::Write(Lock& lock, Connection& connection) {
   return !connection.blocked;
 }
 
-// Writes once, on a caller's thread that holds the mutex. The connection must be idle, so that the
-// I/O thread isn't writing to it. If there is an error, the I/O thread handles it later.
+// Writes once, on a caller's thread that holds the mutex. The I/O thread must not be writing to the
+// connection, so the connection must be idle. The I/O thread handles an error later.
 void Mesh::WriteHere(Connection& connection) {
   if (!Compose(connection)) return;
   iovec parts[2];
@@ -104,8 +104,8 @@ void Mesh::WriteHere(Connection& connection) {
 }
 
 // Chooses the data to write next: all waiting frames without a payload, and one frame with a
-// payload. Small messages come first. The credit limits their amount, so other messages also get
-// their turn.
+// payload. Small messages come first. The credit limits their amount, so other messages aren't
+// delayed forever.
 bool Mesh::Compose(Connection& connection) {
   Host& host = hosts_[connection.host];
   Outgoing& out = connection.out;
@@ -304,7 +304,7 @@ void Mesh::Finish(Host& host, Incoming& in) {
   } else if (in.keeping) {
     const auto at = host.inbound.find(in.header.tag);
     Inbound& inbound = at->second;
-    if (inbound.state == Inbound::State::kGone) {  // the message has been posted and withdrawn since
+    if (inbound.state == Inbound::State::kGone) {  // the message has since been posted and withdrawn
       Take(host, inbound.total);
     } else if (inbound.posted == nullptr) {
       inbound.state = Inbound::State::kKept;

@@ -3,28 +3,27 @@
 // 1. Memory. Only two threads use a caller's memory: the thread that holds the mutex, and the I/O
 // thread during a system call. For such a call, the I/O thread releases the mutex and sets `busy_`.
 // A thread that returns memory to its caller takes the mutex, waits until the I/O thread isn't
-// busy, and keeps it out of further calls (Quiet). Then no other thread uses the memory. The thread
-// removes the message from all tables, from the data being written (Outgoing::Detach copies what a
-// frame that has begun still needs), and from the data being read (Incoming::Detach drops the
-// rest). After that nothing refers to the memory. All these system calls are non-blocking, so the
-// wait takes at most one copy of 256 KiB. A message that ends normally is removed from all tables
-// before its ticket reports the end.
+// busy, and prevents the I/O thread from making further calls (Quiet). Then no other thread uses
+// the memory. The thread removes the message from all tables, from the data being written
+// (Outgoing::Detach copies what a frame that has begun still needs), and from the data being read
+// (Incoming::Detach drops the rest). After that nothing refers to the memory. All these system
+// calls are non-blocking, so the wait takes at most one copy of 256 KiB. A message that ends
+// normally is removed from all tables before its ticket reports the end.
 // Test: Mesh.AWithdrawnMessagesMemoryIsFree
 // Test: Mesh.AfterCancelNoBufferIsTouchedAndNoOldMessageArrives
 //
-// 2. No circular wait. Every connection is read at all times, whatever the callers do. The only
-// exception is a connection whose next frame belongs to a later epoch (see frames.cc). So a sender
-// waits for the kernel's buffers only as long as the network needs. There is always memory for
-// received data: a posted message has its own memory, and an unasked message is covered by the
-// credit. If a sender has no credit, it offers the message instead. The message is then sent when
-// its Receive is posted, like a large message. So a message waits only for its own Receive.
+// 2. No circular wait. Every connection is read at all times, independently of the callers. The
+// only exception is a connection whose next frame belongs to a later epoch (see frames.cc). So a
+// sender waits only for the network. There is always memory for received data: a posted message has
+// its own memory, and an unasked message is covered by the credit. If a sender has no credit, it
+// offers the message instead. The message is then sent when its Receive is posted, like a large
+// message. So a message waits only for its own Receive.
 // Test: Mesh.MessagesOfManyThreadsMeetInAnyOrder
 // Test: Mesh.LateReceiverDelaysNoOther
 //
 // 3. Loss of a host. When a host is lost, the mesh ends the host's tickets and records the loss
-// under the mutex. So each ticket either was in a table when the host was lost, or was created
-// afterwards and found the host lost. The connections are closed, and nothing more is read from the
-// host.
+// under the mutex. So a ticket that isn't in a table at that moment is created later, and finds the
+// host lost. The connections are closed, and nothing more is read from the host.
 // Test: MeshLoss.AHostThatEndsAtAnyByteIsNamedAndTheOthersGoOn
 #include "transport/tcp/mesh.h"
 
@@ -156,8 +155,8 @@ Mesh::Ticket Mesh::Send(uint64_t epoch, uint32_t to, const Tag& tag, const void*
   }
   host.sent += UnaskedCharge(bytes);
   host.small.push_back(std::move(transfer));
-  // Write on this thread if a connection is free, because a change of threads would take most of a
-  // small message's time.
+  // Write on this thread if a connection is free, because a switch to the I/O thread would take
+  // most of a small message's time.
   for (auto& connection : host.connections) {
     if (connection->IsOpen() && !connection->blocked && connection->out.Idle() && !host.small.empty()) {
       WriteHere(*connection);
@@ -275,8 +274,7 @@ void Mesh::Withdraw(Transfer& transfer) noexcept {
     host.outbound.erase(sent);
   }
   if (const auto found = host.inbound.find(transfer.tag); found != host.inbound.end() && is_it(found->second.posted)) {
-    // The sender may have been asked to send the message, or may send it unasked. So the message is
-    // still expected, and will be dropped.
+    // The sender may still send the message, which must then be dropped.
     found->second.state = Inbound::State::kGone;
     found->second.posted = nullptr;
   }
@@ -388,8 +386,8 @@ void Mesh::Ask(Host& host, Inbound& inbound) {
   Control(host, FrameKind::kReady, inbound.posted->tag, inbound.total);
 }
 
-// Returns to the sender the credit for an unasked message of `bytes` bytes. Every frame to the
-// sender reports this credit. A separate frame is sent only if a quarter of the credit is
+// Returns the credit for an unasked message of `bytes` bytes to the sender. Every frame to the
+// sender reports the returned credit. A separate frame is sent only if a quarter of the credit is
 // unreported.
 void Mesh::Take(Host& host, size_t bytes) {
   host.taken += UnaskedCharge(bytes);

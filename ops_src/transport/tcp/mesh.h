@@ -30,7 +30,7 @@ struct MeshOptions {
 // The connections to one other host.
 struct HostEnds {
   std::string name;              // the host's name in messages
-  std::vector<int> connections;  // they are connected and authenticated; the mesh owns them, even if its constructor
+  std::vector<int> connections;  // connected and authenticated sockets; the mesh owns them, even if its constructor
                                  // throws
   std::map<int, std::shared_ptr<TlsEnd>> tls = {};  // by descriptor; a connection that isn't in this map doesn't use
                                                     // TLS
@@ -40,8 +40,8 @@ struct HostEnds {
 // that grows whenever all current messages become void, for example after a failure. All hosts go
 // through the same epochs, but each host at its own time.
 //
-// A message is sent to a host with a tag, which must be unique in that direction and epoch. It is
-// received into memory of the same size. A small message (kUnaskedBytes) may be sent before its
+// A message is sent to a host with a tag, which must be unique in that direction and epoch. The
+// receiver provides memory of the same size. A small message (kUnaskedBytes) may be sent before its
 // Receive is posted. A larger message is sent after its Receive is posted. Messages can overtake
 // each other, because a message waits only for its own Receive.
 //
@@ -52,8 +52,8 @@ struct HostEnds {
 //    Wait has returned or has thrown anything except CollectiveTimeoutError or Interrupted.
 //  - If a connection ends, has an error, or carries an invalid frame, its host is lost. All current and later tickets
 //    of this host fail with PeerLostError, which names the host and the reason. Tickets of other hosts continue.
-//  - After Cancel, no thread uses the memory of a message that was posted before. Data that other hosts sent before
-//    they reached the new epoch is dropped.
+//  - After Cancel, no thread uses the memory of a message that was posted before. Data that other hosts sent in an
+//    earlier epoch is dropped.
 //  - Another host can make this host keep only a limited amount of memory: kUnaskedCredit bytes, and kMostEarly
 //    requested messages.
 //  - No wait depends on whether another message is received.
@@ -86,7 +86,7 @@ class Mesh {
       transfer_ = nullptr;
     }
 
-    Mesh* mesh_ = nullptr;  // the mesh outlives the message, but maybe not the ticket
+    Mesh* mesh_ = nullptr;  // the mesh outlives the message, but not always the ticket
     TransferPtr transfer_;
   };
 
@@ -109,12 +109,12 @@ class Mesh {
   const std::string& name(uint32_t host) const { return hosts_[host].name; }
 
   // Send and Receive begin a message of `epoch`, without waiting. They throw ValueError if the tag
-  // is in use, if `host` is this host, or if `epoch` hasn't begun on this host. The caller may not
-  // know yet that `epoch` has ended. In that case, the ticket fails with StaleClusterError. When a
-  // Send has ended, the kernel has accepted all data, but the data may not have arrived.
+  // is in use, if `host` is this host, or if `epoch` hasn't begun on this host. If `epoch` has
+  // already ended, the ticket fails with StaleClusterError. When a Send has ended, the kernel has
+  // accepted all data, but the data may not have arrived.
   Ticket Send(uint64_t epoch, uint32_t host, const Tag& tag, const void* data, size_t bytes);
-  // `tells` is an eventfd that is written when the message ends, for callers that don't wait. -1
-  // means none.
+  // `tells` is an eventfd that is written when the message ends, for callers that don't wait (-1:
+  // none).
   Ticket Receive(uint64_t epoch, uint32_t host, const Tag& tag, void* data, size_t bytes, int tells = -1);
   // Waits until the message has ended. Throws PeerLostError, StaleClusterError,
   // CollectiveTimeoutError (if this call lasts longer than MeshOptions::timeout), and the errors
@@ -129,8 +129,8 @@ class Mesh {
   // nothing more is received from it.
   void LoseHost(uint32_t host, const std::string& why);
 
-  // Returns the rate of this host's connections, as the kernel has measured it. It includes only
-  // connections that have carried much data since the last call. The real capacity of these
+  // Returns the rate of this host's connections, as the kernel has measured it. The rate includes
+  // only connections that have carried much data since the last call. The real capacity of these
   // connections is at least the returned rate. If `is_all` is true, more data was waiting, so the
   // network is the limit. The rate is 0 if it isn't known.
   struct Cable {
@@ -139,7 +139,7 @@ class Mesh {
   };
   Cable Measure();
 
-  // Returns how many bytes have been sent to the host, and received from it, since the beginning.
+  // Returns the total number of bytes sent to the host and received from it.
   Bytes Counted(uint32_t host) const;
 
   static constexpr size_t kMostConnections = 16;  // maximum number of connections between two hosts
@@ -184,8 +184,8 @@ class Mesh {
     std::deque<FrameHeader> control;         // frames without a payload that are waiting to be sent
     std::deque<TransferPtr> small, granted;  // messages that can be sent: those sent unasked, and those for which a
                                              // READY has arrived
-    size_t early = 0;                        // number of entries above that the other side has created with kReady and
-                                             // kOffer
+    size_t early = 0;                        // number of entries in `inbound` and `outbound` that the other side has
+                                             // created with kReady and kOffer
     // Bytes of unasked messages that count against the credit. Outgoing: `sent`, and `sent_taken`,
     // which the other side has reported as taken. Incoming: `come` (received), `taken` (consumed by
     // this host), and `told` (reported as taken).

@@ -1,10 +1,10 @@
 // The mesh's I/O thread, which uses one epoll for all connections.
 //
 // The thread holds the mutex except while it sleeps and during calls that move bytes. It misses no
-// work. Another thread that adds work holds the mutex and sets `news_`. If `sleeping_` is set, that
-// thread also writes to the eventfd. The mesh's thread sets `sleeping_` under the mutex, after its
-// last check and before it sleeps. Epoll is level-triggered, so it reports data again until the
-// thread has read the data.
+// work: another thread that adds work sets `news_` under the mutex, and writes to the eventfd if
+// `sleeping_` is set. The I/O thread sets `sleeping_` under the mutex, after its last check and
+// before it sleeps. Epoll is level-triggered, so it reports data again until the thread has read
+// the data.
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -118,7 +118,7 @@ void Mesh::HaveEnd(Connection& connection, const std::string& why) {
   if (!host.ending) host.ending = Clock::now();
 }
 
-// Makes epoll wait for the events that this connection needs.
+// Registers with epoll the events that this connection needs.
 void Mesh::Listen(Connection& connection) {
   epoll_event event{};
   if (!connection.in.held) event.events |= EPOLLIN;

@@ -1,6 +1,6 @@
 // The runtime's own declarations of the OpenSSL functions that it calls, so that the build doesn't
-// need OpenSSL. OpenSSL is opened only if TLS is turned on. One wheel runs with OpenSSL 1.1.1 and
-// OpenSSL 3. If there is no OpenSSL, it runs without TLS. If OpenSSL's headers are installed,
+// need OpenSSL. OpenSSL is opened only if TLS is turned on. The same wheel runs with OpenSSL 1.1.1,
+// with OpenSSL 3, and (without TLS) if there is no OpenSSL. If OpenSSL's headers are installed,
 // tests/cpp/tls_test.cc compares the declarations with them.
 #ifndef KUNGFU_TRANSPORT_TCP_OPENSSL_API_H_
 #define KUNGFU_TRANSPORT_TCP_OPENSSL_API_H_

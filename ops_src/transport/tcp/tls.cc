@@ -20,8 +20,8 @@ constexpr size_t kRecordBytes = 16 << 10;  // maximum payload of a TLS record
 constexpr size_t kBatchBytes = 64 << 10;   // number of bytes that are encrypted and then sent together; they fit into a
                                            // core's cache
 constexpr size_t kMostInBytes = 64 << 10;  // number of bytes that are received and then decrypted together
-// AES with 128-bit keys comes first, because it is as safe for this purpose as the others, and a
-// third faster.
+// AES with 128-bit keys comes first, because it is as safe as the others for this purpose, and
+// faster by a third.
 constexpr char kCipherSuites[] = "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
 
 // Opens OpenSSL when it is first used. Throws if there is no OpenSSL.
@@ -38,7 +38,8 @@ std::string LastError() {
   return text == nullptr ? "unknown error" : text;
 }
 
-// Without this callback, a key with a password would stop the job at a prompt.
+// Without this callback, OpenSSL would prompt for the password of an encrypted key, and the job
+// would hang.
 int NoPassword(char*, int, int, void*) { return -1; }
 
 bool Contains(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }

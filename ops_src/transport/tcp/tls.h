@@ -3,8 +3,7 @@
 //
 // A connection begins as a connection between launchers (control.py). Both launchers show their
 // certificates and prove that they know the job's secret. The same TLS session is then passed to a
-// mesh, and no second session is created. So data goes only to the end that has authenticated
-// itself.
+// mesh. So data goes only to the end that has authenticated itself.
 //
 // OpenSSL never uses a socket itself. The owner of a TlsEnd sends the outgoing bytes from memory,
 // and passes the received bytes to the TlsEnd. A launcher uses Put and Take for this. A mesh uses
@@ -13,13 +12,13 @@
 // A TlsEnd differs from a socket in two ways, and a mesh handles both (Connection::Holds, HasMore):
 // - bytes that WriteSome has accepted may stay here, encrypted, until the kernel has space for
 //   them;
-// - received bytes may stay here, and epoll doesn't know about them.
+// - received bytes may stay here, where epoll can't report them.
 //
 // Only TLS 1.3 is used, so there is no renegotiation. There are no session tickets. After the
 // handshake, only data and key updates are sent. Each direction updates its own key after a number
-// of records that is safe for one key (RFC 8446, 5.5). The end of a connection isn't signed (no
-// close_notify). For a mesh, the end of a connection means that the host is lost, unless all hosts
-// have finished.
+// of records that is safe for one key (RFC 8446, 5.5). The end of a connection isn't authenticated
+// (no close_notify). For a mesh, the end of a connection means that the host is lost, unless all
+// hosts have finished.
 #ifndef KUNGFU_TRANSPORT_TCP_TLS_H_
 #define KUNGFU_TRANSPORT_TCP_TLS_H_
 
@@ -56,7 +55,7 @@ class TlsContext {
 class TlsEnd {
  public:
   // `called` is true if the other end has opened the connection. `name` is the host name or address
-  // that the other end's certificate must contain. If it is empty, any certificate of the CA is
+  // that the other end's certificate must contain. If `name` is empty, any certificate of the CA is
   // accepted. `most_records` is the maximum number of records with the same key.
   TlsEnd(std::shared_ptr<TlsContext> context, bool called, const std::string& name,
          uint64_t most_records = kMostRecords);
@@ -71,12 +70,12 @@ class TlsEnd {
   // If the connection has failed, throws Error KF_INVALID, which says what the other end has done
   // wrong.
   size_t Read(char* to, size_t bytes);
-  // Returns true if both ends have shown their certificates, as far as this end knows. Before that,
-  // nothing may be written.
+  // Returns true if both ends have shown their certificates, as far as this end knows. Nothing may
+  // be written earlier.
   bool IsEstablished() const;
   void Write(const char* from, size_t bytes);
   // Returns the bytes that must be sent. Call it after each Read and Write, even if the call has
-  // thrown. In that case, the bytes tell the other end the reason.
+  // thrown. The bytes then contain the reason for the other end.
   std::vector<char> Take();
 
   // ---- over a socket
