@@ -321,7 +321,7 @@ COMPILE_AHEAD = Variable(
     set_by="user",
 )
 PRELOAD = Variable(
-    "KUNGFU_PRELOAD", FLAG, True, "Whether workers share one [import](launcher.md#preloading) of MindSpore.", "user"
+    "KUNGFU_PRELOAD", FLAG, True, "Whether workers share one [import](resizing.md#forked-workers) of MindSpore.", "user"
 )
 # The names that MindSpore uses, for programs that read them. MindSpore itself reads DEVICE_ID.
 RANK_ID = Variable("RANK_ID", NUMBER, 0, "The worker's rank when it started.")
@@ -406,11 +406,11 @@ SLURM_STEP_NODELIST = _optional(
 SLURM_TASKS_PER_NODE = _optional(
     "SLURM_TASKS_PER_NODE",
     _COUNTS,
-    "Tasks on each node. If any node has several tasks, each node's tasks limit its workers.",
+    "Tasks on each node. If a node has several, they limit the node's workers.",
     "Slurm",
 )
 SLURM_STEP_TASKS_PER_NODE = _optional(
-    "SLURM_STEP_TASKS_PER_NODE", _COUNTS, "The step's tasks on each node. Replaces `SLURM_TASKS_PER_NODE`.", "Slurm"
+    "SLURM_STEP_TASKS_PER_NODE", _COUNTS, "The same for the step. Replaces `SLURM_TASKS_PER_NODE`.", "Slurm"
 )
 SLURM_JOB_CPUS_PER_NODE = _optional(
     "SLURM_JOB_CPUS_PER_NODE",
@@ -435,8 +435,8 @@ OTHERS: tuple[tuple[str, str, str], ...] = (
     ("OMP_NUM_THREADS", "user, else launcher", "Threads of a worker. Unset: its share of the cores."),
     ("PYTHONUNBUFFERED", "user, else launcher", "Unset: 1 in each worker, so that output appears "
      "immediately."),
-        ("XDG_RUNTIME_DIR", "the system", "Its folder `ms_kungfu` contains a job's secret, the job's socket for "
-     "`kungfu-run status`, and the locks of the job's cores. Unset: `/run/user/UID`. If that folder can't be "
+        ("XDG_RUNTIME_DIR", "the system", "Its folder `ms_kungfu` contains a job's secret, its socket for "
+     "`kungfu-run status`, and its locks of cores. Unset: `/run/user/UID`. If that folder can't be "
      "used: `/tmp/ms_kungfu-UID`, then `/var/tmp/ms_kungfu-UID`, then `$TMPDIR/ms_kungfu-UID`."),
     ("TMPDIR", "user", "Its folder `ms_kungfu-UID` contains a job's secret "
      "and socket if they can't be in `/tmp` or `/var/tmp`."),
@@ -449,7 +449,7 @@ OTHERS: tuple[tuple[str, str, str], ...] = (
      " If it is unset, `kungfu-run` may set it ([`-cpu-isa`](cores.md#vector-instructions)). "
      "A ledger with shards records the resulting instruction set, because exact results depend on it."),
     ("DNNL_MAX_CPU_ISA", "user", "Used if `ONEDNN_MAX_CPU_ISA` is unset."),
-    ("XDG_CACHE_HOME", "user", "Its folder `ms_kungfu` contains the measurements of `-cpu-isa auto`. Unset: "
+    ("XDG_CACHE_HOME", "user", "Folder `ms_kungfu` contains the measurements of `-cpu-isa auto`. Unset: "
      "`~/.cache`."),
     ("GLOG_v", "user", "MindSpore's log level. `python -m ms_kungfu.fusion` sets it to 4 if it is unset."),
     (PYNATIVE_BLOCKS, "user, else launcher", "1: no queues in PyNative mode ([why](cores.md#pynative-mode))."),

@@ -105,5 +105,5 @@ def test_own_module_hides_a_module_of_the_library(decide):
     assert decide("import queue\nimport mindspore\n", modules=own) is None
 
 
-def test_what_follows_mindspore_does_not_matter(decide):
+def test_program_is_free_after_its_import_of_mindspore(decide):
     assert decide("import mindspore\nimport torch\nimport os\nos.environ['A'] = 'b'\n") is not None

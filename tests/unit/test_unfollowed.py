@@ -30,10 +30,10 @@ def test_program_is_not_blamed_while_the_store_is_away(awaits_store: bool, caplo
 
 
 @pytest.mark.parametrize(("before", "after", "said"), [
-    ([13, 13], [13, 13], "step=13. No worker has finished a step since then"),
+    ([13, 13], [13, 13], "step=13. No worker has finished a step in this time"),
     ([13, 13], [14, 13], "step=14. The workers have not adopted it"),
     ([], [1, 1], "step=1. The workers have not adopted it"),
-    ([], [0, 0], "step=0. No worker has finished a step since then"),
+    ([], [0, 0], "step=0. No worker has finished a step in this time"),
     ([], [], "No worker has reported a step. Did you forget KungFuElasticCallback"),
 ])  # fmt: skip
 def test_warning_of_an_unfollowed_change_fits_the_steps(

@@ -171,7 +171,7 @@ class ForkServer:
     def has_exited(self, pid: int) -> None:
         """Tell that the supervisor has reaped this process, which may be the fork server."""
         if self._process is not None and self._process.pid == pid:
-            self._process.returncode = 0  # so that nobody signals or waits for a process that has got this ID since
+            self._process.returncode = 0  # so that `Popen` signals no other process that has got this ID since
             self.give_up()
 
     def give_up(self) -> None:
