@@ -457,7 +457,7 @@ OTHERS: tuple[tuple[str, str, str], ...] = (
      "MindSpore's compile cache is off in workers ([why](limits.md))."),
     ("MS_ENABLE_GRACEFUL_EXIT", "user", "Turns on MindSpore's `OnRequestExit` in the compiled step. If it is 1, "
      "`kungfu-run` doesn't set `RANK_SIZE` ([why](mindspore.md))."),
-    ("CUDA_HOME", "user", "The folder in which the doctor looks for `nvcc`."),
+    ("CUDA_HOME", "user", "The folder where the doctor looks for `nvcc`."),
     ("ASCEND_TOOLKIT_HOME", "CANN's set_env.sh", "The folder in which the doctor looks for CANN."),
     ("ASCEND_HOME_PATH", "CANN's set_env.sh", "Used if `ASCEND_TOOLKIT_HOME` is unset."),
     ("MINDSPORE_ROOT", "user", "The folder of the MindSpore for which ms_kungfu is built. Unset: the installed "
