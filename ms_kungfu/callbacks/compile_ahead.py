@@ -16,14 +16,14 @@ Each worker decides on its own. If a shape hasn't been compiled before a change,
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mindspore as ms
 import numpy as np
 
 from ms_kungfu import env, membership, runtime
-from ms_kungfu.dataset import sharding
+from ms_kungfu.dataset import batch_sizes
 from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic import compiled
 from ms_kungfu.elastic.schedule import Schedule, entries
@@ -80,10 +80,8 @@ class CompileAhead:
             return
         rank, size, batch = runtime.current_rank(), runtime.current_cluster_size(), dataset.global_batch_size
         known = {columns[0].shape[0]}
-        planned = [_share(batch, rank, n) for at, n in self._schedule if at >= step and rank < n]
-        lengths = [batch, *_lengths_after_a_failure(dataset.same_at_all(), batch, size)]
-        places = [place for place in (rank, rank - 1) if 0 <= place < size - 1]
-        after_a_failure = [_share(length, place, size - 1) for length in lengths for place in places]
+        planned = [batch_sizes.share(batch, rank, n) for at, n in self._schedule if at >= step and rank < n]
+        after_a_failure = batch_sizes.after_a_failure(dataset.same_at_all(), batch, rank, size)
         delays_all = self._wait and membership.is_joining()
         limit = 0.0 if delays_all or not env.WATCH.get() else env.COMPILE_AHEAD.get()
         for rows in _new(planned, known):
@@ -105,26 +103,6 @@ class CompileAhead:
         took = membership.monotonic() - began
         _log.debug("compiled ahead: batch=%d seconds=%.2f", rows, took)
         return took
-
-
-def _lengths_after_a_failure(data: Mapping[str, Any], batch: int, size: int) -> list[int]:
-    """Return the numbers of samples in steps that have fewer samples than `batch`, after one of `size` workers failed.
-
-    Such steps are at the end of an epoch. If the failed worker hadn't completed its last step, its samples in that step
-    are trained at the end of the same epoch. Later epochs have no such samples.
-    """
-    found = []
-    for more in (_share(batch, 0, size), _share(batch, size - 1, size), 0):
-        left = 2 * batch + (data["samples"] + more) % batch  # all earlier steps are full
-        while length := sharding.step_length(left, batch, data["drop_remainder"]):
-            left -= length
-            found += [length] if length < batch else []
-    return found
-
-
-def _share(batch: int, place: int, workers: int) -> int:
-    """Return how many of the `batch` samples in a step are trained by worker number `place` of `workers` workers."""
-    return max(sharding.count([sharding.block(batch, place, workers)]), 1)  # a worker without samples repeats a sample
 
 
 def _new(shares: Iterable[int], known: set[int]) -> list[int]:

@@ -12,7 +12,7 @@ import mindspore.dataset as ds
 
 from ms_kungfu import env, membership, runtime
 from ms_kungfu._checks import at_least
-from ms_kungfu.dataset import contents, pipelines, replaying, sharding
+from ms_kungfu.dataset import batch_sizes, contents, pipelines, replaying, sharding
 from ms_kungfu.dataset.batches import Batches, ShardBatches
 from ms_kungfu.dataset.conditions import of_machine
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
@@ -247,6 +247,25 @@ class ElasticDataset(Shares, ds.Dataset):
         members = self.members
         step = sharding.Step(0, ((0, self.global_batch_size),), members, self._cursor.ranks)
         return max(sharding.count(step.share(runtime.current_rank())), 1)
+
+    def batch_sizes(self) -> list[int]:
+        """Return for how many samples this worker should compile its step.
+
+        In GRAPH mode, MindSpore compiles a step for each batch shape. `Model.train` compiles the step in
+        advance for likely changes of the cluster. A loop of your own can do the same in `prepare`.
+
+        Returns:
+            Numbers of samples, each once. The first is `get_batch_size()`. The other numbers occur after
+            another worker has failed, also at the end of an epoch. With `shards`, the result is
+            `shard_sizes()`, because no failure changes the size of a shard.
+        """
+        if self.shards is not None:
+            return self.shard_sizes()
+        found = [self.get_batch_size()]
+        if self.holds_global_batch:
+            rank, size = runtime.current_rank(), runtime.current_cluster_size()
+            found += batch_sizes.after_a_failure(self.same_at_all(), self.global_batch_size, rank, size)
+        return list(dict.fromkeys(found))
 
     def shard_sizes(self) -> list[int]:
         """Return the number of samples per shard in this epoch.

@@ -81,10 +81,8 @@ def main(path: str) -> None:
         return
 
     def prepare() -> None:
-        # Compile for the share of each rank now and after one failure (docs/loops.md).
-        size = kf.current_cluster_size() or 1
-        shares = {BATCH // n + more for n in (size, max(1, size - 1)) for more in (0, BATCH % n > 0)}
-        for share in sorted(shares):
+        # Compile for this worker's share now and after one failure (docs/loops.md).
+        for share in data.batch_sizes():
             marks = samples.marks(total, np.arange(share), 0, False)
             step.compile(ms.Tensor(given["x"][:share]), ms.Tensor(given["y"][:share]), ms.Tensor(marks))
         worker.phase("compilation")

@@ -72,6 +72,18 @@ def test_both_shares_after_a_failure_are_compiled():
     assert compiled(global_batch_size=34) == [11, 12]  # ranks 1 and 0 of 3
 
 
+@pytest.mark.parametrize("options", [{}, {"global_batch_size": 34}, {"drop_remainder": False}])
+def test_dataset_returns_the_sizes_that_model_train_compiles(options):
+    own, *others = make_data(**options).batch_sizes()
+    assert own == make_data(**options).get_batch_size()
+    assert others == [rows for rows in compiled(**options) if rows != own]
+
+
+def test_sizes_that_no_failure_changes_are_returned_alone():
+    assert make_data(global_batch_size=None, batch_size=8).batch_sizes() == [8]
+    assert make_data(shards=4, drop_remainder=False).batch_sizes() == [8]
+
+
 def test_last_steps_of_an_epoch_after_a_failure_are_compiled():
     # With the failed worker's 8 samples the epoch ends with two steps of 20.
     assert compiled(drop_remainder=False) == [11, 7]
