@@ -4,14 +4,14 @@ KungFu once shipped a modified MindSpore. It had KungFu's primitives in ``mindsp
 KungFu's optimizers in ``mindspore.nn.optim.kungfu`` and ``mindspore.nn``, KungFu's callbacks in
 ``mindspore.train.callback._kungfu``, and KungFu's bindings in ``mindspore._c_expression``. Programs for the modified
 MindSpore import these modules. This package makes such imports work with stock MindSpore, without changing MindSpore's
-files: an import finder, which Python asks last, provides the modules with this package's classes and functions.
-MindSpore's own modules resolve KungFu's names, too. If a name has no counterpart in this package, using it raises an
-error that names the alternative.
+files. An import finder, which comes after all other finders, provides the modules with this package's classes and
+functions. MindSpore's own modules resolve KungFu's names, too. If a name has no counterpart in this package, using the
+name raises an error that names the alternative.
 
 cmake/ms_kungfu_alias.pth and ms_kungfu_names.py are installed next to the package. They are for programs that import
-MindSpore before this package, or without it. Python runs the .pth file whenever an interpreter starts. If the program
-imports MindSpore, the .pth file's code imports ms_kungfu_names. If the program uses one of KungFu's names,
-ms_kungfu_names imports this package.
+MindSpore before this package, or that don't import this package. Python runs the .pth file whenever an interpreter
+starts. If the program imports MindSpore, the .pth file's code imports ms_kungfu_names. If the program uses one of
+KungFu's names, ms_kungfu_names imports this package.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _SUMMED = ("KungFuMomentum", "KungFuSGD")
 
 
 def _later(module: str, name: str, places: Sequence[str]) -> Any:
-    """Resolve a name when the program uses it, and not earlier, because this imports more modules."""
+    """Resolve a name, but only when the program uses the name, because resolving it imports more modules."""
     if name in _REFUSED:
         # Don't raise an AttributeError, because `from ... import` would replace its message.
         raise ImportError(f"ms_kungfu has no {name} of KungFu's MindSpore: {_REFUSED[name]}")

@@ -1,8 +1,8 @@
 """Let `import ms_kungfu` work in a checkout's root, where the source folder hides the installed package.
 
 The source folder has no compiled runtime, so importing it alone fails. The first lines of ``ms_kungfu/__init__.py``
-pass their globals to :func:`use_installed_build`, which makes the package load the installed modules. Copying the
-build into the source folder would instead create a second build, which soon becomes outdated.
+pass the package's globals to :func:`use_installed_build`, which makes the package load the installed modules. A copy of
+the build in the source folder would soon become outdated.
 """
 
 from __future__ import annotations

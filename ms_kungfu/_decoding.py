@@ -1,8 +1,8 @@
 """Decode JSON that another process, host or user has written.
 
-`json.loads` accepts values that the rest of this package can't handle, and they cause errors much later: a string with
-a lone surrogate when it is encoded, 10**400 when it is converted to a float, NaN when it is compared. For deeply nested
-documents it raises RecursionError. `decode` raises a single exception class, `MalformedError`, in all of these cases.
+`json.loads` accepts values that cause errors later in this package: a string with a lone surrogate can't be encoded,
+10**400 can't be converted to a float, and NaN can't be compared. For deeply nested documents, `json.loads` raises
+RecursionError. `decode` raises a single exception class, `MalformedError`, in all of these cases.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool 
     Args:
         data: a JSON document, as UTF-8 bytes or as str.
         limit: the largest accepted size of `data`, in bytes (for str: in characters).
-        raw_bytes: whether to accept the characters U+DC80 to U+DCFF. Python uses them for the bytes in the operating
-            system's strings that aren't UTF-8. Set it only for environments, commands and paths from a process of this
-            job.
+        raw_bytes: whether to accept the characters U+DC80 to U+DCFF. Python uses them for bytes of the operating
+            system's strings that aren't valid UTF-8. Set it only for environments, commands and paths from a process of
+            this job.
         own: whether to accept everything that `json.dumps` writes: NaN, infinities, integers of more than 64 bits,
             repeated names, and nesting that is four times as deep. Set it only for files that this package has written.
 
@@ -53,8 +53,8 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool 
         raise MalformedError(f"it has {len(data)} bytes; at most {limit} are read")
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
-        # Check the depth before calling `json.loads`. If the program has raised Python's recursion limit, deep nesting
-        # would crash the process there.
+        # Check the depth before calling `json.loads`, which deep nesting would crash if the program has raised Python's
+        # recursion limit.
         _check_depth(text, _MAX_OWN_DEPTH if own else MAX_DEPTH)
         if own:
             value = json.loads(text)

@@ -49,8 +49,8 @@ class FlagParser(argparse.ArgumentParser):
     ) -> None:  # fmt: skip
         """Add a flag. `more`: as in `add_argument`.
 
-        A flag of type `switch` needs no value. A flag with `optional`, a regular expression, needs none either: the
-        next word is the flag's value only if it matches the expression.
+        A flag of type `switch` needs no value. A flag with `optional`, a regular expression, may also have no value:
+        the next word is the flag's value only if the word matches the expression.
         """
         if optional:
             self._optional[name] = re.compile(optional)
@@ -60,7 +60,7 @@ class FlagParser(argparse.ArgumentParser):
         self.add_argument(f"-{name}", help=help, type=type, metavar=metavar, **more)
 
     def parse_among(self, arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
-        """Return the flags and the words of a command. Its flags may come before, between or after the words."""
+        """Return the flags and the words of a command. The flags may come before, between or after the words."""
         flags, rest = self.parse(arguments)
         words: list[str] = []
         while rest:

@@ -22,7 +22,7 @@ def layout_of(array: NDArray[Any]) -> str:
 
 
 def dtype_of(kind: str) -> Any:
-    """Return the dtype that `kind`, the first word of a layout string, names."""
+    """Return the dtype with the name `kind`, which is the first word of a layout string."""
     if kind != "bfloat16":
         return np.dtype(kind)
     try:  # NumPy has no bfloat16. A program that has encoded a bfloat16 array has one of these two packages.

@@ -36,13 +36,13 @@ def raise_descriptor_limit() -> None:
 
 
 def connection_limit(most: int) -> int:
-    """Return how many connections the process may have, at most `most`. Its other code also needs descriptors."""
+    """Return how many connections the process may have, at most `most`. Other code needs descriptors, too."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else max(2, min(most, soft // 4))
 
 
 def stat_of(pid: int | str) -> list[str]:
-    """Return the fields of /proc/PID/stat, beginning with the process's state. Raise OSError if it has ended."""
+    """Return the fields of /proc/PID/stat, from the state on. Raise OSError if the process has ended."""
     # The process's name comes before the state, in parentheses, and may itself contain spaces and parentheses.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
@@ -149,8 +149,8 @@ def printing(program: str) -> Iterator[None]:
 def ended_by_signals() -> Iterator[None]:
     """Raise SystemExit in this block at SIGTERM or SIGHUP, so that `finally` clauses run. Ignore further signals.
 
-    This has an effect only in the main thread. It doesn't change a signal that is ignored (nohup) or already has a
-    handler.
+    The function has an effect only in the main thread, and only on signals that have their default action (nohup makes
+    a process ignore SIGHUP).
     """
     handled = []
     if threading.current_thread() is threading.main_thread():

@@ -12,7 +12,7 @@ passed. But the process that it waits for was paused as well, and couldn't answe
 4. Each wait still ends, because each reading counts the time since the previous reading, up to `MOST_GAP_S`. If a
    machine has too few cores, deadlines get longer, never shorter.
 
-While this process is paused, time continues for other hosts and for leases. `leader_snapshot.TimeToAsk` handles that.
+While this process is paused, time continues for other hosts and for leases. `leader_snapshot.TimeToAsk` handles this.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import time
 from typing import Callable
 
 SLICE_S = 0.5
-# Longer than the delay that lost_hosts.Leases tolerates. So a pause still counts as a pause there, although `run_time`
-# shortens it to this value.
+# This is longer than the delay that lost_hosts.Leases tolerates, so `Leases` still detects a pause that `run_time` has
+# shortened to this value.
 MOST_GAP_S = 2.0
 
 

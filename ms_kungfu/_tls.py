@@ -28,7 +28,7 @@ class Tls:
     ca: str
 
     def context(self, *, called: bool) -> ssl.SSLContext:
-        """Return an ssl context. `called`: for a server rather than a client. Raise ValueError for invalid files."""
+        """Return an ssl context for a server (`called`) or for a client. Raise ValueError for invalid files."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if called else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2  # not the default in every Python or distribution
         context.verify_mode = ssl.CERT_REQUIRED  # for a client, the context also checks host names

@@ -1,4 +1,4 @@
-"""The version of ms_kungfu, defined only here (users read ``ms_kungfu.__version__``), and MindSpore's version."""
+"""Provide the versions of ms_kungfu (for users: ``ms_kungfu.__version__``) and of MindSpore."""
 
 from __future__ import annotations
 

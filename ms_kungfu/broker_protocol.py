@@ -1,9 +1,9 @@
 """The broker protocol: framing and handshake for both ends, and the worker's requests.
 
 A connection serves one request at a time. A message is a 4-byte big-endian length, followed by that many bytes of JSON.
-`launcher.wire.messages` defines a class for each message. Workers use dictionaries instead, so that they needn't load
-msgspec. Unvalidated dictionaries are safe there, because the broker has proved its identity. Before the first request,
-both ends prove that they know the job's secret, and check that the other end has the same user ID.
+`launcher.wire.messages` defines a class for each message. Workers use unvalidated dictionaries instead, so that they
+needn't load msgspec. This is safe, because the broker proves its identity. Before the first request, both ends prove
+that they know the job's secret, and check that the other end has the same user ID.
 """
 
 from __future__ import annotations

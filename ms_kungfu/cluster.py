@@ -202,7 +202,7 @@ def next_host(present: Mapping[str, int], hosts: Iterable[str], slots: Mapping[s
 
 # Each write to the cluster store carries a signature that names the writer. The job's launcher signs with the job's
 # name. The job's workers, and a launcher without running workers (-k), have signatures of their own. A writer
-# outside the job uses the signature below to evict workers: the workers that its cluster lacks then count as evicted.
+# outside the job uses the signature below to evict the workers that are missing from the cluster that it writes.
 WRITER_WHO_EVICTS = "evicts"
 
 

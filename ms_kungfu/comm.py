@@ -56,7 +56,7 @@ def _begin(name: str) -> None:
 
     Raises:
         KungFuError: on a joining worker, if the other workers don't call this collective too. Until
-            a joining worker has caught up, it may only call collectives of ms_kungfu itself.
+            a joining worker has caught up, it may call only ms_kungfu's internal collectives.
     """
     member = current()
     if not member.begun:
@@ -117,8 +117,8 @@ class AllReduce:
         out: the array for the result.
 
     Raises:
-        ValueError: if `op` is unknown, or if `array` would have to be copied. Also if `out` has a
-            different shape or dtype than `array`, or partly overlaps it.
+        ValueError: if `op` is unknown; if `array` would have to be copied; or if `out` has a different
+            shape or dtype than `array`, or partly overlaps `array`.
         TypeError: if the dtype isn't supported, or if `array` or `out` isn't a NumPy array.
     """
 
@@ -209,8 +209,8 @@ def all_reduce_async(array: ArrayLike, op: str = "sum", name: str | None = None)
         A handle, whose ``wait()`` returns the result.
 
     Raises:
-        ValueError: if `op` is unknown, or if an earlier operation with that name hasn't been waited
-            for.
+        ValueError: if `op` is unknown, or if this process hasn't waited for an earlier operation with
+            that name.
         TypeError: if the dtype isn't supported.
     """
     _begin(name or "unnamed")

@@ -25,8 +25,8 @@ class CollectiveMismatchError(KungFuError, ValueError):
 class PeerLostError(KungFuError):
     """A peer that the operation requires has failed or left.
 
-    Later operations of the communicator usually fail, too. They work if the root of a broadcast has
-    failed: then every other rank raises this error, but can continue to use the communicator.
+    Later operations of the communicator usually fail, too. There is one exception: if the root of a
+    broadcast has failed, every other rank raises this error, but can continue to use the communicator.
     """
 
 

@@ -195,14 +195,14 @@ def keep_waiting() -> Iterator[None]:
     """Make the other workers wait during a ``with`` block, without a time limit.
 
     ``with keep_waiting(): evaluate()`` is for work that only this worker does. During the block, the
-    other workers reach their next collective. They would normally time out there after
-    ``KUNGFU_COLLECTIVE_TIMEOUT``. With this block, the timeout starts when the block ends, or when the
-    outermost block ends if blocks are nested.
+    other workers reach their next collective. Normally, that collective would time out after
+    ``KUNGFU_COLLECTIVE_TIMEOUT``. With this block, the timeout starts when the outermost such block
+    ends.
 
     The function isn't a collective, and the block must not call a collective. The block has no effect
     in a cluster of one, or in a process that has left or hasn't joined yet. If this worker fails during
-    the block, the other workers handle the failure like any other. If this worker hangs in the block,
-    they wait forever.
+    the block, the other workers handle the failure like any other failure. If this worker hangs in the
+    block, they wait forever.
     """
     global _alone
     init()
@@ -267,8 +267,8 @@ def propose_new_size(size: int) -> None:
     """Request an asynchronous resize to `size` workers.
 
     Training continues, and the cluster changes a few steps later, as with ``kungfu-run resize``. This
-    function isn't a collective: any worker may call it. If there are several requests, the last one
-    counts.
+    function isn't a collective: any worker may call it. If there are several requests, the last request
+    applies.
 
     Args:
         size: the number of workers, at least 1.

@@ -57,7 +57,7 @@ class BroadcastCallback(Callback):
             run_context: the context that MindSpore passes.
         """
         params = run_context.original_args()
-        # If this worker's joining is deferred, it joins in the elastic callback when it is ready to train, and receives
+        # A worker whose join is deferred joins in the elastic callback, as soon as it is ready to train, and receives
         # all state there.
         joins_later = membership.is_deferred() and any(
             isinstance(c, KungFuElasticCallback) for c in params.list_callback

@@ -1,11 +1,11 @@
-"""Compile the training step for the batch shapes that are needed after a change of the cluster, before the change.
+"""Compile the training step, before the cluster changes, for the batch shapes that are needed after the change.
 
 In GRAPH mode, MindSpore compiles the step for each batch shape. Without shards, the number of samples that a worker
 trains per step changes with the cluster's size. All workers would then wait for the compilation. So a worker compiles
 the step for these numbers of samples, after its first step or before it joins:
 
-- Its numbers of samples at each size in the schedule. Training needs these shapes in any case, so this only moves the
-  time for compilations from the cluster changes to the start.
+- Its numbers of samples at each size in the schedule. Training needs these shapes in any case, so compiling them early
+  only moves the time from the cluster changes to the start.
 - Its numbers of samples after another worker has failed, including those in the last steps of an epoch. The process
   compiles for failures as long as these compilations together take less than ``KUNGFU_COMPILE_AHEAD`` seconds. For a
   large network they take longer, which isn't worthwhile, because possibly no worker ever fails.

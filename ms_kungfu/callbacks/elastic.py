@@ -142,8 +142,8 @@ class KungFuElasticCallback(Callback):
             run_context: the context that MindSpore passes.
 
         Raises:
-            ValueError: sink mode is on, or an option requires an `ElasticDataset` but the dataset is
-                another one.
+            ValueError: sink mode is on, or an option requires an `ElasticDataset` but the dataset
+                isn't an `ElasticDataset`.
             RuntimeError: this worker joins without an `ElasticDataset` while the other workers are in a
                 later call of ``Model.train``.
         """
@@ -238,7 +238,7 @@ class KungFuElasticCallback(Callback):
             self.training.epoch_begin()
 
     def on_train_step_begin(self, run_context: Any) -> None:
-        """Begin a step if the dataset is an ordinary one.
+        """Begin a step, unless the dataset is an `ElasticDataset`, which begins steps itself.
 
         Args:
             run_context: the context that MindSpore passes.
@@ -275,7 +275,7 @@ class KungFuElasticCallback(Callback):
         self._epochs_before += training.epoch - epoch
         _tell_steps_of_epoch(params, self._steps)
         # With an ordinary dataset, a joining worker doesn't know at which step the other workers' epoch ends. So it
-        # stops by the number of the last step.
+        # stops after the step with the number `_last_step`.
         if training.should_stop or (not _trains_elastic_data(run_context) and training.step >= self._last_step):
             RunContext.request_stop(run_context)
 
@@ -350,8 +350,8 @@ class KungFuElasticCallback(Callback):
                 RunContext.request_stop(run_context)
             return bool(RunContext.get_stop_requested(run_context))
 
-        # This is also needed in a cluster of one worker. Without it, a worker that joins in this step would continue
-        # alone.
+        # Replace these methods in a cluster of one worker, too. Otherwise, a worker that joins in this step would
+        # continue alone.
         run_context.request_stop, run_context.get_stop_requested = training.request_stop, get_stop_requested
 
     def _capture(self) -> dict[str, Any]:
@@ -365,7 +365,7 @@ class KungFuElasticCallback(Callback):
             return
         self._last_step, self._steps = captured["last_step"], captured["steps"]
         Others.received, Others.resumed = captured["callbacks"], not membership.is_joining()
-        # A joining worker doesn't need them: it receives the outputs at the epoch's end, from a worker that ran the
+        # A joining worker doesn't need these outputs: at the epoch's end, it receives them from a worker that ran the
         # epoch's last step.
         self._outputs.kept = captured.get("outputs") if Others.resumed else None
 
@@ -375,7 +375,7 @@ def _trains_elastic_data(run_context: Any) -> bool:
 
 
 def _refuse_ordinary(kind: str, global_batch_size: int | None, resume: bool) -> None:
-    """Raise ValueError if one of the given options requires an `ElasticDataset`. The dataset is an ordinary one."""
+    """Raise ValueError if a given option requires an `ElasticDataset` instead of an ordinary dataset of type `kind`."""
     for option, is_given in {"global_batch_size": global_batch_size is not None, "resume": resume}.items():
         if is_given:
             raise ValueError(f"{option} requires an ElasticDataset, but train_dataset is a {kind}")
@@ -416,7 +416,7 @@ class _StepsOfEpoch(int):
 
 
 class _AgreedSteps:
-    """Yield `steps_left()` batches of an ordinary dataset per epoch, and repeat or skip batches for that."""
+    """Yield `steps_left()` batches of an ordinary dataset per epoch; repeat or skip batches if necessary."""
 
     def __init__(self, helper: Any, dataset: Any, steps_left: Callable[[], int | None]) -> None:
         self._batches, self._dataset, self._steps_left = helper, dataset, steps_left
@@ -439,7 +439,7 @@ class _AgreedSteps:
                     "this worker's share of train_dataset has no batch; train with smaller batches or fewer workers"
                 )
             if left > 0:
-                # MindSpore's iterator has as many epochs as are trained. If the share is repeated, more are needed.
+                # MindSpore's iterator ends after the requested number of epochs. Repeating the share needs more epochs.
                 self._batches, self._endless = self._dataset.create_tuple_iterator(num_epochs=-1), True
 
 
@@ -468,7 +468,7 @@ def _agreed(steps: int) -> int:
 
 
 def _calling() -> tuple[Any, str]:
-    """Return the Model that enters this callback (`__enter__`), and the name of the Model's method that does this."""
+    """Return the Model whose method enters this callback (`__enter__`), and the name of that method."""
     for frame, _ in walk_stack(sys._getframe()):
         if frame.f_globals.get("__name__") == Model.__module__ and isinstance(frame.f_locals.get("self"), Model):
             return frame.f_locals["self"], frame.f_code.co_name

@@ -23,7 +23,7 @@ class EpochOutputs:
 
     def __init__(self) -> None:
         self.kept: Any = None
-        """The packed outputs of an epoch's last step, if a checkpoint follows that step; None if not."""
+        """The packed outputs of an epoch's last step, if a checkpoint follows that step; otherwise None."""
 
     def keep(self, training: ElasticTraining, params: Any) -> None:
         """Keep the outputs of an epoch's last step. All workers call this before a checkpoint after that step.
@@ -35,7 +35,7 @@ class EpochOutputs:
             return
         own = params.get("net_outputs")
         agree_on_outputs(params, batch_rows(params))
-        agreed, params.net_outputs = params.get("net_outputs"), own  # the step's other callbacks use their own
+        agreed, params.net_outputs = params.get("net_outputs"), own  # other callbacks of this step use `own`
         # Some outputs can't be packed, for example sparse tensors. A worker that resumes here then skips the epoch's
         # end.
         with suppress(TypeError):

@@ -238,7 +238,7 @@ class Evaluation:
 
 
 def gather(row: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return the `row` that each living worker has passed, by rank. All workers must call this, and get the same."""
+    """Return the `row` of each living worker by rank, the same on all workers. All workers must call this."""
     return gather_json(row, "kungfu/callbacks")
 
 

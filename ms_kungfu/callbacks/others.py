@@ -4,8 +4,8 @@ The rules are as follows. docs/elastic-training.md shows them as a table.
 
 - Only the lowest living rank writes the files of MindSpore's own callbacks (:data:`WRITERS`). If that rank fails or
   leaves, the next rank continues from the same state.
-- A file of an earlier run is loaded before the state transfer, which sends it to all workers. Only the worker that
-  wrote the file may have it.
+- A file of an earlier run is loaded before the state transfer, which sends the content to all workers. Perhaps only one
+  worker has the file.
 - All other callbacks run on every worker. `EarlyStopping` and `ReduceLROnPlateau` make a decision at the end of an
   epoch. They get the same numbers on each worker (`ms_kungfu.callbacks.evaluation`,
   `ms_kungfu.callbacks.epoch_outputs`).
@@ -75,8 +75,8 @@ class Others:
 
     Args:
         callbacks: these callbacks.
-        writes: a function that returns whether this worker writes the files. It must be given if the workers may have
-            different callbacks. With None, all workers have the same callbacks, and the lowest living rank writes.
+        writes: a function that returns whether this worker writes the files; required if the workers may have different
+            callbacks. With None, all workers have the same callbacks, and the lowest living rank writes.
     """
 
     received: dict[str, Any] | None = None  # the received state, until `take_over` uses it
@@ -110,7 +110,7 @@ class Others:
             if _has_state_dict(callback):
                 _capture(callback)  # if the state can't be sent, raise the error now and not when a worker joins
 
-    # -- which of them run ---------------------------------------------------------------------------------------------
+    # -- which callbacks run -------------------------------------------------------------------------------------------
 
     def load_files(self, run_context: Any) -> None:
         """Load the weights that MindSpore's callbacks saved in an earlier run. Called before the state transfer."""
@@ -204,7 +204,7 @@ class Others:
         """Return whether at least one callback in the program has state to transfer."""
         return any(map(_has_state_dict, self._programs))
 
-    # -- their state ---------------------------------------------------------------------------------------------------
+    # -- the callbacks' state ------------------------------------------------------------------------------------------
 
     def capture(self) -> Any:
         """Return the state of all callbacks whose state is transferred, in a form that can be written as JSON."""
@@ -219,7 +219,7 @@ class Others:
         if own != set(captured) and self._are_alike:
             differing = ", ".join(sorted(own ^ set(captured)))
             if Others.resumed:
-                _log.warning('checkpoint differs: callbacks="%s". These callbacks begin anew', differing)
+                _log.warning('checkpoint differs: callbacks="%s". These callbacks keep their initial state', differing)
             else:
                 _log.warning(
                     'misuse: check=callbacks differing="%s". Start all workers with the same program', differing

@@ -120,7 +120,7 @@ class ShardedTraining:
         if not takes_shards(train_cell):
             raise ValueError(
                 f"Model.train can't train a {kind.__name__}{'(return_grad=True)' if returns else ''} with shards: its "
-                "own work on the gradients would run once per shard, but must run once per step, after their sum; "
+                "own work on the gradients would run once per shard, but must run once, after the sum over the shards; "
                 "train without shards, or in a loop with ms_kungfu.elastic.ShardedStep(forward_backward, update), "
                 "where update does work such as clipping"
             )
@@ -139,7 +139,7 @@ class ShardedTraining:
             def __call__(_, *columns: Any) -> Any:
                 if not scales:
                     return self.step(*columns)
-                scale = ms.Tensor(train_cell.scale_sense.asnumpy().copy())  # this step's scale, which it may change
+                scale = ms.Tensor(train_cell.scale_sense.asnumpy().copy())  # this step may change the cell's scale
                 loss = self.step(*columns)
                 return loss, ms.Tensor(update.overflow.asnumpy().copy()), scale
 

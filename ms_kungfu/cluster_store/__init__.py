@@ -33,8 +33,8 @@ def open_store(url: str, secret: str | None = None, writer: str = "", *, timeout
     Raises:
         ValueError: the URL is invalid.
     """
-    # HTTP clients are imported here, so that workers without a store don't import them. Importing them takes as long as
-    # all other imports of such a worker together, except NumPy.
+    # Import HTTP clients only in this function, because workers without a store don't need them. Importing them takes
+    # as long as all other imports of such a worker together, except NumPy.
     if has_leadership(url):
         from ms_kungfu.cluster_store.etcd import EtcdClusterStore
 

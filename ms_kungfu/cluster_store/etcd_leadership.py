@@ -79,5 +79,5 @@ class EtcdLeadershipKeys(EtcdMembers):
 
 
 def _snapshot_in(text: bytes) -> dict[str, Any]:
-    """Return the leader snapshot in `text`. Its strings may contain paths, because a controller has written them."""
+    """Return the leader snapshot in `text`. It may contain paths that aren't UTF-8, because a controller wrote it."""
     return decode_object(text, MAX_ANSWER_BYTES, raw_bytes=True)

@@ -133,7 +133,7 @@ class EtcdMembers:
         return _outcome(name, response.status, body)
 
     def _remedy(self, error: Exception) -> str:
-        """Return the remedy if only one side of the connection seems to use TLS; "" if this isn't the reason.
+        """Return the remedy if only one side of the connection seems to use TLS; otherwise "".
 
         The remedy is conditional, because a member that is killed also closes the connection.
         """
@@ -179,7 +179,7 @@ def _parsed(url: str) -> tuple[tuple[tuple[str, int], ...], str]:
 
 
 def _user_of(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the user's name and password, or "" and "".
+    """Return the user's name and password; both are "" if no user is set.
 
     As for etcdctl, the password follows the name in ETCDCTL_USER, or is in ETCDCTL_PASSWORD.
     """

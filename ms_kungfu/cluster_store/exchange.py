@@ -17,7 +17,7 @@ from typing import Any, Callable
 from ms_kungfu._run_time import SLICE_S, run_time
 
 MAX_ANSWER_BYTES = 1024 * 1024
-FAILURES = (OSError, http.client.HTTPException)  # there is no answer, it is late, or it isn't HTTP
+FAILURES = (OSError, http.client.HTTPException)  # the answer is missing, late or not HTTP
 
 
 def speaks_tls(error: Exception) -> bool | None:
@@ -60,7 +60,7 @@ def exchange(
             if len(received) > MAX_ANSWER_BYTES:
                 raise TooLongError(f"answered more than {MAX_ANSWER_BYTES} bytes")
         return response, bytes(received)
-    except socket.timeout:  # this replaces Python's own text, which an error of a single wait has
+    except socket.timeout:  # Python's own text would describe only the last slice of the wait
         raise socket.timeout(f"no complete answer within {timeout_s:g} s") from None
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""Keep the leadership lease of a job's controller, and the leader snapshot, in a store that outlives the controller.
+"""Store the leadership lease of a job's controller, and the leader snapshot, in a store that outlives the controller.
 
 There are two keys. The *snapshot* key contains what the controller has decided so far, for the next controller. The
 *holder* key contains the host that has the leadership lease. The holder key is bound to a lease in the store, and the
@@ -6,8 +6,8 @@ store deletes the key if the lease isn't renewed.
 
 1. Each write compares both keys. It succeeds only if the snapshot key has the revision that the writer has read, and
 the holder key hasn't been created or deleted since then. So if two controllers try to take the lease, only one
-succeeds. If a controller is paused while another controller takes the lease, the paused controller can't write any
-more. (`test_leadership_lease.py`.)
+succeeds. If a controller is paused while another controller takes the lease, the paused controller can no longer write.
+(`test_leadership_lease.py`.)
 2. When the lease expires, other hosts may try to take it. The comparisons alone ensure that at most one controller
 makes decisions. This doesn't depend on a clock.
 """
@@ -85,7 +85,7 @@ class LeadershipKeys(Protocol):
 
 
 class LeadershipLease:
-    """The leadership lease, as the controller uses it.
+    """The controller's interface to the leadership lease.
 
     Only one method may run at a time. After StoreUnreachableError, the caller may repeat the call.
     """

@@ -4,9 +4,9 @@ Clients must not be able to disturb the job:
 
 - The number of connections is limited, and is at most a quarter of the process's file descriptors. Each connection
   serves one request, by default within ten seconds. If a new connection exceeds the limit, the server closes the
-  connection that has been open longest without sending a complete request. So a client that sends its request at once,
-  as ms_kungfu does, is served even if many other clients are silent or slow. A connection that is still in the TLS
-  handshake counts, too, and is closed first.
+  connection that has been open longest without sending a complete request. So a client that sends its request
+  immediately, as ms_kungfu does, is served even if many other clients are silent or slow. Connections that are still in
+  the TLS handshake count, too, and are closed first.
 - A server may also limit the number of connections from each address. It closes connections above that limit.
 """
 
@@ -115,7 +115,7 @@ class Connections:
         self._meeting: dict[asyncio.Future[None], None] = {}
 
     def tell_bug(self, message: str, error: BaseException | None) -> None:
-        """Log a bug in the server once. Clients could cause it again and again.
+        """Log a bug in the server only once, because clients could cause it repeatedly.
 
         One known bug in aiohttp isn't logged: if aiohttp can't quote a client's Expect header, it answers with 500
         before it calls this package's code.
@@ -166,7 +166,7 @@ class Connections:
     def _make_room(self) -> bool:
         """Close the oldest TLS handshake or, if there is none, the oldest connection without a complete request.
 
-        Return whether there was one.
+        Return whether a handshake or connection was closed.
         """
         for meeting in self._meeting:
             del self._meeting[meeting]

@@ -99,7 +99,7 @@ def servers_of_this_user() -> list[str]:
 
 
 def is_same_server(one: str, other: str) -> bool:
-    """Return whether two URLs are those of the same config server on this machine."""
+    """Return whether two URLs name the same config server on this machine."""
     return _name(one) == _name(other)
 
 

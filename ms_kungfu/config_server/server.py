@@ -17,9 +17,9 @@ Any user of the machine may connect, so clients must not be able to disturb the 
 - The server has its own thread and event loop. If the loop fails, the server logs the error and restarts on the same
   port. The store belongs to the job's event loop, in which all writes run.
 - The number of connections is limited (`connections`). Each connection serves one request within ten seconds. A request
-  that waits for a newer version may take its waiting time longer.
-- At most half of the connections may wait for a newer version. The server answers further requests at once, as if their
-  waiting time were over. A store's `watch` then returns early, and its caller calls it again.
+  that waits for a newer version has its waiting time in addition.
+- At most half of the connections may wait for a newer version. The server answers further requests immediately, as if
+  their waiting time were over. A store's `watch` then returns early, and its caller calls it again.
 """
 
 from __future__ import annotations
@@ -251,8 +251,8 @@ class _Face(Connections):
         application.router.add_get(f"{self._server.path.rstrip('/')}/status", self._status)
         for method in ("PUT", "POST", "DELETE"):
             application.router.add_route(method, self._server.path, self._write)
-        # A request that waits for a newer version must not delay the end of the job. It also ends when its client
-        # closes the connection.
+        # A request that waits for a newer version must not delay the end of the job. Such a request also ends when its
+        # client closes the connection.
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
         tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._stopped.wait())]

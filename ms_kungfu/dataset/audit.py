@@ -19,7 +19,7 @@ The audit checks these conditions:
   If a participant failed before it wrote a record, the audit assumes that it trained its assigned shards, except those
   that another worker recorded.
 - The lines of a file are consecutive: each line continues the ``crc`` of the line before, and steps and ends of epochs
-  have consecutive numbers. Only the last line may be torn.
+  have consecutive numbers. Only the last line may be incomplete.
 - A worker that takes part in a step of a cluster version also takes part in all earlier steps of that version, and has
   a record of each. Only the records of its last update may be missing, if it failed before it wrote them. The report
   lists missing records of this kind as a note, because the other workers' records contain that worker's share.
@@ -167,7 +167,7 @@ def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, C
                 ("without", [place for place in places if place < where[-1] and place not in where]),
             ):
                 if lacking:
-                    more = f"; so are {counted(len(lacking) - 1, 'later step')}" if len(lacking) > 1 else ""
+                    more = f"; the same for {counted(len(lacking) - 1, 'later step')}" if len(lacking) > 1 else ""
                     report.problems.append(f"{name_of(data, *lacking[0])}: {kind} {until}{more}")
             if where[-1] not in recorded:
                 report.notes.append(
@@ -257,7 +257,7 @@ def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
         if record.claim != agreed:
             if len(stands) == 1:
                 report.notes.append(
-                    f"{name}: the record of rank {record.rank} doesn't count, because the rank didn't take part in it"
+                    f"{name}: the record of rank {record.rank} doesn't count, because the rank took no part in the step"
                 )
             continue
         if record.rank in seen:
@@ -283,7 +283,7 @@ def _is_delivered(given: tuple[Range, ...], share: tuple[Range, ...], batch: tup
     return np.array_equal(sharding.positions(given), sharding.positions(share))
 
 
-# The ranges that a step trained, and how many of the step's samples failed workers had received.
+# The ranges that a step trained, and the number of the step's samples that were assigned to failed workers.
 _Trained = tuple[list[Range], int]
 
 

@@ -24,7 +24,7 @@ def after_a_failure(settings: Mapping[str, Any], batch: int, rank: int, size: in
 
 
 def _lengths_after_a_failure(settings: Mapping[str, Any], batch: int, size: int) -> list[int]:
-    """Return the numbers of samples in steps that have fewer samples than `batch`, after one of `size` workers failed.
+    """Return the sizes of the steps that are smaller than `batch` after one of `size` workers has failed.
 
     Such steps are at the end of an epoch. If the failed worker hadn't completed its last step, its samples in that step
     are trained at the end of the same epoch. Later epochs have no such samples.

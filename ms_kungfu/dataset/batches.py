@@ -20,8 +20,8 @@ from ms_kungfu.ops import wait_for_queue
 def _next(batches: Iterator[Any], expected: int, keeps_rows: bool) -> tuple[Any, int]:
     """Return a pipeline's next batch and the batch's number of samples, which must be `expected`.
 
-    If not `keeps_rows`, a function that is mapped over whole batches may have changed the number of rows. The number of
-    samples is then `expected`, because the dataset's own sampler chose the samples.
+    If `keeps_rows` is false, a function that is mapped over whole batches may have changed the number of rows. The
+    number of samples is then `expected`, because the dataset's own sampler chose the samples.
     """
     batch = next(batches, None)
     given = 0 if batch is None else next(iter(batch.values() if isinstance(batch, dict) else batch)).shape[0]
@@ -186,7 +186,7 @@ class ShardBatches(Batches):
 
     @property
     def weights(self) -> list[int]:
-        """Return the weights by which this step's shards are assigned to ranks: each rank's number of shards.
+        """Return the weights by which this step's shards are assigned to ranks, one weight per rank.
 
         The list is empty if all ranks have equal weights.
         """
@@ -210,7 +210,7 @@ class ShardBatches(Batches):
     def check_deal(self, dealt: list[int]) -> None:
         """Raise KungFuError if the runtime assigns other shards than those that the pipeline delivers.
 
-        A further ShardedStep on the same batch isn't checked: after a failure in an earlier one, the shards may differ.
+        Only the first ShardedStep on a batch is checked. After a failure, later ShardedSteps may get other shards.
         """
         if self._parts == 1 and dealt != self.own:
             raise KungFuError(

@@ -1,4 +1,4 @@
-"""The numeric environment: what the exact results of training with shards depend on besides the program.
+"""The numeric environment: the settings, besides the program, on which the bits of training with shards depend.
 
 Each checkpoint and the header of each ledger file contain the numeric environment. Workers compare it when a worker
 joins. If a job resumes from a checkpoint or a program is replayed, each value that differs is reported.
@@ -72,7 +72,7 @@ def _processor() -> str:
 def differences(
     first: Mapping[str, Any], second: Mapping[str, Any], at_first: str = "there", at_second: str = "here"
 ) -> str:
-    """Return a text that lists the values that differ, for the keys that both have; empty if none differ."""
+    """Return a text that lists the differing values of the keys in both mappings; empty if no value differs."""
     return ", ".join(
         f"{NAMES.get(key, key)} {first[key]} {at_first} and {second[key]} {at_second}"
         for key in first

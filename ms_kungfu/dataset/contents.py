@@ -158,9 +158,9 @@ def difference(everyones: Iterable[Contents]) -> str:
 
 
 def the_same(own: Contents | None, of_others: Sequence[Any] | None, total: int) -> Contents | None:
-    """Return the `Contents` with which this worker continues. Raise ValueError if its samples differ from the others'.
+    """Return the `Contents` with which this worker continues. Raise ValueError if its samples differ from `of_others`.
 
-    `of_others` is the state of the `Contents` that training began with. Return None if either side has no contents.
+    `of_others` is the state of the `Contents` with which training began. Return None if `own` or `of_others` is None.
     """
     if own is None or of_others is None:
         return None

@@ -16,7 +16,7 @@ MOST_SHARDS = 4096  # ops_src/shards/tree.h
 class BatchSize:
     """How many samples a step has, per worker or for all workers together, and optionally how many shards.
 
-    Raises ValueError if the values are invalid or don't fit together.
+    Raises ValueError if the values are invalid or contradict each other.
     """
 
     per_worker: int | None
@@ -85,7 +85,7 @@ class Dealing:
         if now == (self.dealt.version, self.dealt.size, self.dealt.rank):
             return self.dealt
         members = tuple(range(now[1]))
-        if self._by_shards and not membership.is_deferred():  # otherwise, the next call would join the cluster
+        if self._by_shards and not membership.is_deferred():  # if it is deferred, the next call would join the cluster
             members = members_of_a_step_of_shards()
         present = Dealt(*now, members=members)
         if not self._cursor.taken:
@@ -121,6 +121,6 @@ class Dealing:
 def members_of_a_step_of_shards() -> tuple[int, ...]:
     """Return the ranks to which the next sharded step is assigned.
 
-    The result leaves out failed ranks, even before a dataset's first step if they failed in another dataset's step.
+    The result leaves out failed ranks. This includes ranks that failed in a step of another dataset.
     """
     return tuple(membership.current().core.sharded_members())

@@ -19,14 +19,14 @@ from ms_kungfu.dataset.ledger import ERRORS, Ledger
 from ms_kungfu.dataset.shares import Shares, steps_left
 from ms_kungfu.dataset.source import Given, Source
 
-_FINGERPRINTS = 50  # steps. Computing the checksums of LeNet (0.5 MB) takes 0.3 ms; a step takes several ms.
+_FINGERPRINTS = 50  # steps between checksums. For LeNet (0.5 MB) these take 0.3 ms, and a step takes several ms.
 _log = logging.getLogger(__name__)
 
 
 def _global_batch(pipeline: pipelines.Pipeline, shuffle: bool) -> int:
     """Return the global batch size of a pipeline whose own batch size applies to each worker.
 
-    A joining worker may get a wrong number here, but receives the correct number with the rest of the state.
+    On a joining worker, the number may be wrong. The worker receives the correct number with the rest of the state.
     """
     assert pipeline.batch_size is not None
     workers = env.START_SIZE.get() or runtime.current_cluster_size()
@@ -48,9 +48,9 @@ class ElasticDataset(Shares, ds.Dataset):
 
     Every sample is trained once per epoch, even if the cluster changes. After a resize or a failure,
     the rest of the epoch is partitioned again, beginning after the last *trained* step. So the new
-    partition also replaces batches that MindSpore had prefetched. If a step is committed without a
-    failed worker, that worker's samples of the step are trained later in the epoch. The epoch may then
-    have one additional step.
+    partition also replaces batches that MindSpore had prefetched. If a worker fails and a step is
+    committed without it, that worker's samples of the step are trained later in the epoch. The epoch
+    may then have one additional step.
 
     Epochs end at the same step on all workers. `ms_kungfu.dataset.sharding` describes how an epoch is
     divided into steps and shares, including the last samples. Shares may differ in size, for example
@@ -96,8 +96,8 @@ class ElasticDataset(Shares, ds.Dataset):
             docs/shards.md). In each step, an iterator yields the first of the shards that are assigned
             to this worker. Model.train or `ms_kungfu.elastic.ShardedStep` then computes the whole step
             from that shard.
-        shards_check: what happens if a shard that is computed a second time has different gradients.
-            Also what happens if workers have different versions, instruction sets or numbers of cores.
+        shards_check: what happens if a second computation of a shard gives different gradients, or if
+            workers have different versions, instruction sets or numbers of cores.
             ``"raise"`` ends training with a DivergenceError; ``"warn"`` logs a warning and continues.
         key_column: the name of an extra last column of the source's own dataset, which its ``map``
             operations may use. The column is uint32 of shape ``(4,)``. It depends only on `seed`, epoch
@@ -105,7 +105,7 @@ class ElasticDataset(Shares, ds.Dataset):
             generates with ``np.random.default_rng(key)`` are the same on any worker and if the step is
             repeated. If no ``map`` uses the column, it is yielded with the other columns. See
             docs/data.md.
-        ledger_fingerprints: with `shards`, the number of steps after which a checksum of each trained
+        ledger_fingerprints: with `shards`, the interval in steps at which a checksum of each trained
             tensor is recorded: 50 by default, 0 for never. ``python -m ms_kungfu.replay`` uses the
             checksums to find the first step that differs in another run. `ElasticTraining` and
             `KungFuElasticCallback` compute the checksums.
@@ -199,7 +199,7 @@ class ElasticDataset(Shares, ds.Dataset):
         ElasticDataset._made += 1
 
     def conditions(self) -> dict[str, Any]:
-        """Return what the exact results of training depend on besides the program, as JSON.
+        """Return the settings, besides the program, on which the exact results of training depend, as JSON.
 
         Returns:
             Versions of MindSpore, NumPy and ms_kungfu, processor and instruction set, cores per worker,

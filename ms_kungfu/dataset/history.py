@@ -3,8 +3,8 @@
 If a job continues from a checkpoint, its records replace those that earlier jobs wrote after the checkpoint.
 
 Jobs that share a checkpoint folder are ordered by their numbers in that folder. A job that continues from a step comes
-after a job that recorded the previous step. If neither rule decides, the jobs' clocks do, for example for two training
-runs that started from the beginning without checkpoints.
+after a job that recorded the previous step. If neither rule applies, the recorded times decide. An example is two
+training runs that started from the beginning without checkpoints.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Job:
     places: dict[int, set[_Place]]  # places of the job's records, by dataset
 
     def is_before(self, other: _Job) -> bool:
-        """Return whether both jobs share a checkpoint folder and this job has the lower number in it."""
+        """Return whether both jobs share a checkpoint folder and this job has the lower number in that folder."""
         mine, its = self.training, other.training
         return mine is not None and its is not None and mine[0] == its[0] and mine[1] < its[1]
 

@@ -1,8 +1,8 @@
 """Write the ledger of trained samples, and read it for `ms_kungfu.dataset.audit`.
 
 Each worker appends to its own file. It writes one line of JSON per committed step, with one ``write`` call per line.
-So only the last line of a killed worker's file may be torn. The lines are not synced to disk, so they survive a crash
-of the process but not a crash of the machine.
+So only the last line of a killed worker's file may be incomplete. The lines are not synced to disk, so they survive a
+crash of the process but not a crash of the machine.
 
 A file begins with a header:
 - ``ledger``: the format of the file
@@ -11,7 +11,7 @@ A file begins with a header:
 - ``data``: the index of the ElasticDataset in the program
 - ``uid``: the ID of the worker
 - ``time``: the time in seconds since 1970
-- ``stopped``: if the file ends before the training run does, the reason, otherwise null
+- ``stopped``: the reason if the file ends before the training run, otherwise null
 
 If the dataset has shards, the header also has ``conditions``, the numeric environment
 (`ms_kungfu.dataset.conditions`). If the workers compared sample contents, the header has ``contents``
@@ -55,7 +55,7 @@ header may be rewritten.
 
 *Formats.* Format 1 has no header and no ``crc``, and its ``share`` is computed instead of observed. Format 2 has no
 shards; files without shards still use format 2. Format 3 has shards and their partition
-(`ops_src/shards/partition.h`), which the audit recomputes. A different rule of partition needs a new format. An entry
+(`ops_src/shards/partition.h`), which the audit recomputes. A different partition rule needs a new format. An entry
 that readers may ignore can be added to a header or a line without a new format. A new kind of line, or a new meaning
 of an entry, needs the next format number. Older readers reject that number.
 """
@@ -268,7 +268,7 @@ class Ledger:
             )
             self._error = error
             return
-        remedy = "training ends here, because later steps would not be recorded; ledger_errors='warn' continues"
+        remedy = "training ends, because later steps can't be recorded; ledger_errors='warn' would continue training"
         self._error = OSError(error.errno, f"{text}; {remedy}")
         raise self._error from error
 
@@ -424,7 +424,7 @@ def _shards(line: dict[str, Any], global_batch: int, members: int) -> Shards:
 
 
 def read(folder: Path) -> tuple[dict[str, list[Record]], list[str], list[str]]:
-    """Return the records of each ledger file in `folder`, in the order of its lines; also problems and notes.
+    """Return the records of each ledger file in `folder`, in the order of the lines, and lists of problems and notes.
 
     Raise KungFuError if a file has a newer format than this version reads.
     """

@@ -271,7 +271,7 @@ def batched(pipeline: ds.Dataset, size: Sizes) -> ds.Dataset:
 
 
 def keeps_rows(pipeline: ds.Dataset) -> bool:
-    """Return whether each batch has one row per sample, which is certain if no function is mapped over batches."""
+    """Return whether each batch is known to have one row per sample, because no function is mapped over batches."""
     node = _batch_of(pipeline)
     while node is not None and pipeline is not node and not isinstance(pipeline, MapDataset):
         pipeline = pipeline.children[0]

@@ -13,7 +13,7 @@ _SHOWN = 20  # the text lists at most this number of samples or problems, and co
 
 @dataclass
 class Epoch:
-    """What the ledger says about an epoch. It names samples by number in the source, not by permuted position."""
+    """What the ledger says about an epoch. Sample numbers refer to the source, not to the epoch's permutation."""
 
     data: int
     epoch: int
@@ -25,7 +25,7 @@ class Epoch:
     missing: list[int] = field(default_factory=list)
     """Samples of a finished epoch that weren't trained."""
     repeated: dict[int, list[int]] = field(default_factory=dict)
-    """Samples that were trained more than once. The value is the list of steps that trained the sample."""
+    """Maps each sample that was trained more than once to the steps that trained it."""
     dropped: list[int] = field(default_factory=list)
     """Samples left out because of `drop_remainder`."""
     compared: int = 0

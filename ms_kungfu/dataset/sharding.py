@@ -1,11 +1,11 @@
 """Divide an epoch into steps, and a step into the workers' shares. The same calls give the same shares everywhere.
 
 An epoch is a permutation of the samples, the same on every worker. The *pool* contains the positions of the permutation
-that are still untrained. It is a list of ranges of positions, in training order. A step takes a *global batch*, which
-is the next positions at the front of the pool. It assigns these positions to the workers in contiguous blocks, the
-workers' *shares*. When the step is committed, the shares of the participants count as trained. If the step is committed
-without a failed worker, that worker's share goes back to the end of the pool. After a change of membership, a worker
-needs only the pool to continue.
+that are still untrained. It is a list of ranges of positions, in training order. A step takes a *global batch* from the
+front of the pool. These positions are assigned to the workers in contiguous blocks, the workers' *shares*. When the
+step is committed, the shares of the participants count as trained. If a worker fails and the step is committed without
+it, that worker's share goes back to the end of the pool. After a change of membership, a worker needs only the pool to
+continue.
 
 Rules
 - A step takes `global_batch` samples, but the last steps of an epoch may take fewer. If more than one but fewer than
@@ -74,7 +74,7 @@ class Order:
         self.drawn_from = len(drawn_from.weights) if isinstance(drawn_from, Drawing) else drawn_from
         self.shuffle = bool(shuffle) and self._drawing is None
         self._total = total
-        self._known: tuple[tuple[int, int], Any] = ((-1, -1), None)  # (seed, epoch), and the order in it
+        self._known: tuple[tuple[int, int], Any] = ((-1, -1), None)  # (seed, epoch), and the order for them
 
     def named(self) -> dict[str, Any]:
         """Return the settings that must be equal on all workers, as JSON."""
@@ -223,7 +223,7 @@ class EpochCursor:
     """Track which samples of an epoch are trained, which are assigned and which are left.
 
     All workers make the same calls and so have the same pool. `take` assigns a step, and `commit` counts the shares of
-    the step's participants as trained. `put_back` returns the steps that are assigned but not committed to the pool.
+    the step's participants as trained. `put_back` returns the positions of uncommitted steps to the pool.
     """
 
     def __init__(self, total: int, drop_remainder: bool = False) -> None:
@@ -271,7 +271,7 @@ class EpochCursor:
         return steps
 
     def put_back(self) -> None:
-        """Return the steps that are assigned but not committed to the pool."""
+        """Return the positions of uncommitted steps to the pool."""
         self.taken = []
 
     def end_epoch(self) -> None:

@@ -244,7 +244,7 @@ class Shares:
         return members_of_a_step_of_shards() if dealt.version == runtime.cluster_version() else dealt.members
 
     def _end_step(self) -> None:
-        """Reset the values of this step, including the weight that it set for all gradient reductions."""
+        """Reset the values of this step, including the weight for gradient reductions."""
         self.weight, self._sums, self._as_dealt = 0, 0, {}
         if self.shards is None:
             membership.set_weight(1)
@@ -308,7 +308,7 @@ class Shares:
         }  # fmt: skip
 
     def state(self) -> dict[str, Any]:
-        """Return the state that another worker needs to continue from here, as JSON."""
+        """Return, as JSON, the state that another worker needs to continue from the present position."""
         batch = [self._batch.per_worker, self._batch.of_all]
         more: dict[str, Any] = {"steps_before": self._steps_before} if self._passes > 1 else {}
         if self.contents is not None:

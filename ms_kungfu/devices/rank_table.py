@@ -1,4 +1,4 @@
-"""Read and check Ascend rank tables, which say which rank has which device of which server, in JSON.
+"""Read and check Ascend rank tables, which are JSON files that assign a server's device to each rank.
 
 ``RANK_TABLE_FILE`` or ``MINDSPORE_HCCL_CONFIG_PATH`` names a job's table. For most mistakes in a table, HCCL reports
 only an error number and a time-out. This module reports all mistakes at the same time, each with a message. ``python -m
@@ -86,7 +86,7 @@ def parse(text: str, where: str = "rank table") -> RankTable:
 
 
 def from_first_version(document: Any) -> Any:
-    """Convert a table in the older format to one with servers. Return any other document unchanged.
+    """Convert a table in the older format to a table with servers. Return any other document unchanged.
 
     A table in the older format lists the instances of one group (``board_id``, ``group_list``, ``instance_list``). Each
     instance has a rank and a device. `find_mistakes` checks the result.

@@ -25,8 +25,8 @@ resize doesn't have to wait for them (docs/resizing.md).
 multiplies their rates by a factor. For ``"linear"`` the factor is the current size divided by the
 initial size. For ``"sqrt"`` it is the square root of that ratio. If `lr_rule` is a function, the
 function returns the factor. The initial size is the size at the first `begin` with the optimizer.
-With shards, the rule uses the global batch size instead of the cluster size, because a resize
-doesn't change the batch.
+If training uses shards, the rule uses the global batch size instead of the cluster size, because a
+resize doesn't change the batch.
 
 *Asynchronous*: each worker runs its steps independently. This is the default if all optimizers in
 `trained` are asynchronous (`PairAveragingOptimizer`). The workers meet after their current steps
@@ -41,9 +41,9 @@ only for one of these reasons:
 `ms_kungfu.membership.sync_points` contains the correctness argument. When the workers have met, all
 of them continue from the step, epoch and data position of the worker that is furthest ahead. The
 first worker that finishes ends the training call for all workers: at the others, `should_stop`
-becomes true. If a loop doesn't use `epochs`, the program must call `end` for this. No two living
-workers train the same sample in an epoch. The samples that slower workers haven't reached are
-skipped, so asynchronous training rejects a ledger. It also rejects options that require all workers
+becomes true. If a loop doesn't use `epochs`, the program must call `end`. No two living workers train
+the same sample in an epoch. The samples that slower workers haven't reached are skipped, so
+asynchronous training rejects a ledger. It also rejects the options for which the workers must meet
 at every step (`policy`, `monitor`, `wait`). With ``asynchronous=False`` the workers meet at every
 step.
 """

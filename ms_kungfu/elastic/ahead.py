@@ -10,9 +10,9 @@ class Ahead:
     """Report the next size in the schedule to the launcher.
 
     The lowest living rank reports once in each cluster version, and again if the next entry of the schedule changes.
-    The report follows the version's first step, because in that step the workers compile and need the cores, and the
-    launcher doesn't know yet how much memory a worker needs. While a resize is in progress, there is no report,
-    because the launcher starts the workers of that resize first.
+    It reports only after the version's first step. During that step, the workers need the cores for compiling, and the
+    launcher doesn't know yet how much memory a worker needs. The rank doesn't report during a resize, because the
+    launcher starts the workers of that resize first.
     """
 
     def __init__(self, schedule: Schedule | None) -> None:

@@ -26,7 +26,7 @@ from ms_kungfu.membership import Change
 
 @dataclass
 class AsynchronousSteps:
-    """The asynchronous steps of one worker. `size_after` maps a step to the size that the schedule requests there."""
+    """The asynchronous steps of one worker. `size_after` maps a step to the size that the schedule requests then."""
 
     training: Training
     size_after: Callable[[int], int | None]
@@ -120,7 +120,7 @@ def _furthest(rows: Mapping[int, Array]) -> int:
 
 
 def is_asynchronous(options: Options, optimizers: list[Any], dataset: Shares | None, monitor: Any) -> bool:
-    """Return whether the workers run their steps independently. Raise ValueError if another option excludes this."""
+    """Return whether workers are asynchronous. Raise ValueError if another option requires synchronous workers."""
     able = bool(optimizers) and all(getattr(o, "asynchronous", False) for o in optimizers)
     if options.asynchronous and not able:
         names = ", ".join(type(o).__name__ for o in optimizers) or "no optimizer"
@@ -139,6 +139,6 @@ def is_asynchronous(options: Options, optimizers: list[Any], dataset: Shares | N
         if given:
             raise ValueError(
                 f"{what} requires all workers at every step, but {type(optimizers[0]).__name__} is asynchronous; "
-                "leave out the option that requires this, or pass asynchronous=False so that workers meet at every step"
+                "leave out that option, or pass asynchronous=False so that workers meet at every step"
             )
     return True

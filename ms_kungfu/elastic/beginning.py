@@ -18,7 +18,7 @@ from ms_kungfu.elastic.program import Training, is_behind
 class Beginning:
     """Begin the training calls of one `ElasticTraining`.
 
-    `prepare` compiles the first step. `size_after` maps a step to the size that the schedule requests there.
+    `prepare` compiles the first step. `size_after` maps a step to the size that the schedule requests at that step.
     """
 
     training: Training
@@ -70,7 +70,7 @@ class Beginning:
         if self.prepare is not None and (membership.is_joining() or shards):
             began = membership.monotonic()
             with membership.doing("compilation"):
-                self.prepare()  # with shards, compile the shapes of all ranks, because this rank may change
+                self.prepare()  # with shards, compile the shapes of all ranks, because this worker's rank may change
             membership.report("compiled", seconds=membership.monotonic() - began)
         if data is not None:
             data.read_contents()

@@ -39,7 +39,7 @@ class Beside:
         self._found = [(weakref.ref(cell), claims.content(cell.get_parameters())) for cell in copies]
 
     def step_end(self) -> None:
-        """Compare the copies with their initial content if this is due after this step."""
+        """Compare the copies with their initial content, but only after the steps in `_LOOKS`."""
         if not self._found:
             return
         self._steps += 1
@@ -47,7 +47,7 @@ class Beside:
             self.warn_of_changed()
 
     def warn_of_changed(self) -> None:
-        """Warn if a copy has changed. Also called when the cluster has changed, because a joining worker lacks it."""
+        """Warn if a copy has changed. Also called after a change of the cluster: a joining worker lacks the copy."""
         if Beside._told or not self._found or not membership.speaks_for_all():
             return
         cells = [(known(), content) for known, content in self._found]

@@ -107,7 +107,7 @@ class Carried:
         return self._call
 
     def check_covered(self) -> None:
-        """After the first step with shards, check that ShardedSteps compute everything that depends on the cluster."""
+        """Check, after the first step with shards, that no result of a step depends on the cluster."""
         if self.deals_shards and not self._is_covered:
             inventory.check_sharded(self.trained)
             self._is_covered = True

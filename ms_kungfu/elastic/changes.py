@@ -48,7 +48,7 @@ class ClusterChanges:
         It must return the same value on all workers.
         """
         self.defers_until: str | None = None
-        """For the log: the condition under which `may_follow` allows a change again; None if this is soon."""
+        """For the log: when `may_follow` will allow a change again, as text. None if this will be soon."""
         self.consistency: ConsistencyCheck | None = None
         """The consistency check; None before training begins."""
         self.stop_asked = False
@@ -86,11 +86,11 @@ class ClusterChanges:
             self.may_follow, self.defers_until = lambda: True, None
 
     def defer_in_last_epoch(self, is_last: bool) -> None:
-        """Begin an epoch. `is_last`: no change can follow in this loop, which allows changes only between epochs."""
+        """Begin an epoch of a loop that allows changes only between epochs. `is_last`: whether it is the last epoch."""
         self.defers_until = "this training call ends" if is_last else None
 
     def suspend(self, suspended: bool) -> None:
-        """Suspend this worker's loop and dataset, so that they end early, or resume them."""
+        """Suspend this worker's loop and dataset, so that they end early. If `suspended` is false, resume them."""
         self.training.should_stop = suspended
         if self.training.dataset is not None:
             self.training.dataset.suspended = suspended
@@ -98,7 +98,7 @@ class ClusterChanges:
     def agree_on_stop(self) -> None:
         """Agree on a stop at the end of an epoch; collective.
 
-        Directly after a change of the cluster, the workers don't agree here: see `ElasticTraining.agree_on_stop`.
+        Directly after a change of the cluster, the workers agree later: see `ElasticTraining.agree_on_stop`.
         """
         if self.steps_here > 0:
             asked = comm.all_reduce(np.array([self.stop_asked], np.int32), op="max", name="kungfu/stop")

@@ -106,7 +106,7 @@ class CheckpointFolder:
         self.job = 1
         """The number of this process's job in the folder: see `take_job`."""
         self._keep = keep
-        # The name must be unique to this writer. A process ID isn't unique, because hosts may share the folder.
+        # No other writer may use this name. A process ID isn't sufficient, because hosts may share the folder.
         self._unfinished = f"{_UNFINISHED}{uuid.uuid4().hex[:12]}-"
         self._lock = threading.Condition()
         self._waiting: Snapshot | None = None  # `_lock` guards `_waiting` and `_writing`
@@ -169,7 +169,7 @@ class CheckpointFolder:
             _flush(self.folder)
             event_log.checkpoint_written(snapshot.step, path, membership.monotonic() - began)
         except BaseException:
-            for rest in self.folder.glob(f"{self._unfinished}*"):  # while MindSpore writes, it appends to the file name
+            for rest in self.folder.glob(f"{self._unfinished}*"):  # MindSpore adds a suffix while it writes a file
                 rest.unlink(missing_ok=True)
             raise
         for old in self.paths()[: -self._keep]:
@@ -187,7 +187,7 @@ class CheckpointFolder:
             except OSError as error:
                 _log.warning('checkpoint failed: folder=%s error="%s"', self.folder, error)
                 return number
-            # Don't delete earlier marks. If a new mark replaced an old one, another job might see neither of them.
+            # Keep earlier jobs' files. If they were deleted now, a job that lists the folder might miss all files.
             return number
 
     def _mark(self, job: int) -> Path:
@@ -242,7 +242,7 @@ class CheckpointFolder:
         """Return (path, entries, host) of the newest readable checkpoint; None if the folder contains no checkpoint.
 
         Damaged files are renamed. Raise KungFuError if the folder contains checkpoints but none of them can be read.
-        Files that were renamed because of damage count as checkpoints here. Also raise KungFuError if the newest
+        Renamed damaged files also count as checkpoints. Also raise KungFuError if the newest
         readable file has a newer format, which this version doesn't support.
         """
         import mindspore as ms
@@ -302,11 +302,11 @@ def restore_tensors(
                 there, here = _batch(dataset), _batch(_dataset_of(state))
                 if there and here and there != here:
                     rates += (
-                        f". The list's length probably follows from the batch size, which is {there} there and {here} "
+                        f". The list's length probably follows from the batch size, which was {there} and is {here} "
                         f"in this program: resume with {there}, then call ElasticDataset.set_batch_size({here})"
                     )
             raise KungFuError(
-                f"checkpoint {path} belongs to another training: {name!r} is {entry.dtype}{tuple(entry.shape)} there "
+                f"checkpoint {path} belongs to another training: {name!r} is {entry.dtype}{tuple(entry.shape)} in it "
                 f"and {tensor.dtype}{tuple(tensor.shape)} in this program{rates}"
             )
     for name, tensor in wanted.items():
@@ -336,7 +336,7 @@ def _batch(dataset: Mapping[str, Any] | None) -> str:
 def _other_batch(there: str, here: str) -> str:
     """Describe how the checkpoint's batch size differs from the program's; "" if it doesn't.
 
-    They may differ because a policy or the user has changed the batch size.
+    The sizes may differ because a policy or the user has changed the batch size.
     """
     if not there or not here or there == here:
         return ""
@@ -430,8 +430,11 @@ class Checkpointing:
     def begin(self, joined: bool, goes_on: bool) -> bool:
         """Restore the newest checkpoint when a training call begins; return whether a checkpoint was restored.
 
-        No checkpoint is restored in three cases: at a worker that has `joined`, in a later training call that uses the
-        same folder, and if training `goes_on` in the middle of a call that has already begun.
+        No checkpoint is restored in three cases:
+
+        - This worker has joined a running job (`joined`).
+        - An earlier training call has used the same folder.
+        - Training continues in the middle of a call (`goes_on`).
         """
         if self.folder is None:
             return False
@@ -440,20 +443,20 @@ class Checkpointing:
         resumed = not joined and not goes_on and path not in known and self._restore(self.folder)
         if program.is_behind():
             return False  # the checkpoint belongs to a later training call, and that call will restore it
-        # This also applies to a joining worker, because the other workers have read the folder already.
+        # A joining worker doesn't read the folder either, because the other workers have read it already.
         known.add(path)
         return resumed
 
     def _restore(self, folder: CheckpointFolder) -> bool:
         """Restore the newest checkpoint; return whether it was restored.
 
-        If the checkpoint was written in a later training call, it isn't restored now, because its state belongs to the
-        objects of that call. Until that call, the file isn't read again. Only the lowest rank reads the file, because
-        other hosts may lack the folder.
+        If the checkpoint was written in a later training call, that call restores it, because the state belongs to the
+        objects of that call. The file isn't read again before then. Only the lowest rank reads the file, because other
+        hosts may lack the folder.
         """
         now, rank, mine = self._training.training_state, runtime.current_rank(), program.current()
         path = os.path.abspath(folder.folder)
-        known = mine.call_of_checkpoint.get(path, 0)  # this value is the same on all workers
+        known = mine.call_of_checkpoint.get(path, 0)  # the same on all workers
         if known > mine.calls:
             mine.call_of_state = known
             return False

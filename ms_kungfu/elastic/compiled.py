@@ -1,4 +1,4 @@
-"""Inspect the graphs to which MindSpore has compiled a cell in GRAPH mode."""
+"""Inspect the graphs into which MindSpore has compiled a cell in GRAPH mode."""
 
 from __future__ import annotations
 

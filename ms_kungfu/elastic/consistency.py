@@ -1,8 +1,9 @@
 """Check during training that the values that must be equal on all workers are still equal.
 
 Each such value (a weight, a learning rate, ...) is called a piece, and is checked once every hundred steps. After each
-step, a worker hashes the pieces that are due to one word. The agreement after the step (`membership.step`) compares the
-workers' words. The workers exchange more data only if the words differ. `trained.claims` checks the initial values.
+step, a worker computes one hash of the pieces that are due. The agreement after the step (`membership.step`) compares
+the workers' hashes. The workers exchange more data only if the hashes differ. `trained.claims` checks the initial
+values.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def pieces_of(
     """Return the weights, learning rates and loss scales in the trained objects.
 
     Tensors whose `id` is in `without` are left out. With `all_parameters`, the result includes the Parameters that no
-    optimizer trains. An optimizer's pieces don't count while the workers train different models with it.
+    optimizer trains. An optimizer's pieces aren't compared while the workers train different models with it.
     """
     import mindspore as ms
     from mindspore import nn
@@ -112,7 +113,7 @@ def pieces_of(
 
 
 def _served(trained: Sequence[Any]) -> list[Any]:
-    """Return the Parameters in `trained` whose gradients one of this process's reducers reduces.
+    """Return the Parameters in `trained` whose gradients are reduced by a reducer of this process.
 
     If a reducer doesn't know its Parameters, it may reduce any gradients. Then the result includes the trainable
     Parameters of all cells that contain no optimizer.
@@ -128,7 +129,7 @@ def _served(trained: Sequence[Any]) -> list[Any]:
 
 
 def _parameters_of(rates: Any) -> list[Any]:
-    """Return the Parameters that contain an optimizer's learning rates. They may have any of MindSpore's forms."""
+    """Return the Parameters that contain an optimizer's learning rates, in any form that MindSpore supports."""
     import mindspore as ms
 
     if isinstance(rates, (list, tuple)):

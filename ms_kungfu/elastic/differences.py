@@ -27,7 +27,7 @@ def checksum(values: Array) -> str:
 
 
 def differing(everyones: Mapping[int, Mapping[str, Value]]) -> dict[str, dict[Value | None, list[int]]]:
-    """Return the names whose values differ between the ranks, in the lowest rank's order of names.
+    """Return the names whose values differ between the ranks, in the order of the lowest rank.
 
     This function has no side effects.
 

@@ -1,7 +1,7 @@
 """Log the cluster's events at a worker. Each event is one line, with its step and reason.
 
-The state of this module belongs to the process and not to one training call, because the cluster may reach a size in a
-later training call than the one that requested it.
+The state of this module belongs to the process and not to one training call, because the cluster may reach a requested
+size in a later training call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def scheduled(step: int, size: int, wait: bool) -> None:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Forget the schedule's pending request if a ResizeError is raised in this context. The error says why."""
+    """Forget the schedule's pending request if this context raises a ResizeError, which states the reason."""
     try:
         yield
     except ResizeError:

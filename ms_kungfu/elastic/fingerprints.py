@@ -10,8 +10,8 @@ from ms_kungfu.elastic.state import TrainingState
 def fingerprint(now: TrainingState) -> dict[str, str]:
     """Return a checksum of each weight, moment, moving statistic, learning rate and buffer.
 
-    The keys are the tensors' names in a checkpoint. Tensors that `averaged=` allows to differ between workers are left
-    out.
+    The keys are the tensors' names in a checkpoint. Tensors in `averaged=` are left out, because they may differ
+    between workers.
     """
     own = {id(tensor) for tensor in now.averaged} - {id(tensor) for tensor in now.statistics}
     return {

@@ -20,7 +20,7 @@ from ms_kungfu.trained.rates import LastingRates
 
 
 class ScaledSchedule(nn.learning_rate_schedule.LearningRateSchedule):
-    """A learning rate schedule, multiplied by a factor. Changing the factor doesn't compile the graph again."""
+    """A learning rate schedule, multiplied by a factor. The graph isn't recompiled if the factor changes."""
 
     def __init__(self, schedule: Any, name: str) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class LearningRates:
 
     A rate may be a number, a list or a schedule. If it is a number or a list, this class changes the optimizer's
     Parameter. A schedule is wrapped in a `ScaledSchedule` before the optimizer is compiled. `bases` are the unscaled
-    rates, that is, those for a factor of 1. They are Parameters, and part of the training state. If the program has
+    rates, which apply if the factor is 1. They are Parameters, and part of the training state. If the program has
     changed a rate since the last change of the cluster, its new value counts as the rate for the current size.
     """
 
@@ -69,7 +69,7 @@ class LearningRates:
         optimizers = [cell for cell in cells if isinstance(cell, nn.Optimizer)]
         if not optimizers:
             raise ValueError(
-                "lr_rule requires an optimizer of mindspore.nn, but none of the objects passed to the training is one"
+                "lr_rule requires an optimizer of mindspore.nn, but no such optimizer was passed to the training"
             )
         if any(isinstance(optimizer, nn.LARS) for optimizer in optimizers):
             raise ValueError("lr_rule can't scale the learning rate of nn.LARS, which stores the rate in two places")
@@ -160,7 +160,7 @@ def _wrap(optimizer: Any, schedule: Any, name: str) -> ScaledSchedule:
 def _rate_in(optimizer: Any) -> Any:
     """Return the Parameter that holds an optimizer's rate, if the rate is a number or a list.
 
-    Return None for a schedule, and if parameter groups have their own rates.
+    Return None if the rate is a schedule, or if parameter groups have their own rates.
     """
     if is_grouped(optimizer):
         rates = [group.get("lr") for group in optimizer.param_groups]
@@ -188,7 +188,7 @@ def set_learning_rate(optimizer: Any, rate: float) -> None:
 
 
 def learning_rate_of(optimizers: Iterable[Any], step: int) -> float | None:
-    """Return the first optimizer's learning rate in step `step`, counted from 0; None for a schedule or groups."""
+    """Return the first optimizer's rate in step `step`, counted from 0; None if it has a schedule or groups."""
     inner = next((_rate_in(optimizer) for optimizer in optimizers), None)
     if inner is None:
         return None

@@ -15,7 +15,7 @@ from ms_kungfu.trained import inventory
 
 _log = logging.getLogger(__name__)
 # The number of steps without a reduction after which a warning is logged. Programs that accumulate gradients usually
-# reduce more often. The consistency check finds different weights only within 100 steps.
+# reduce more often. The consistency check may need 100 steps to find different weights.
 _STEPS = 10
 
 
@@ -59,7 +59,7 @@ class MisuseWarnings:
             )
 
     def step(self, reductions: int, workers: int) -> None:
-        """Count a step. `reductions`: how many gradient reductions it had."""
+        """Count a step. `reductions`: the number of gradient reductions in the step."""
         self._without = 0 if reductions or workers == 1 else self._without + 1
         if self._without != _STEPS or self._synchronises:
             return

@@ -39,7 +39,7 @@ class Metrics:
     step_time: float | None = None
     """Duration of the last measured step."""
     compute_times: tuple[float, ...] = ()
-    """For each worker, the duration of its last measured step without communication."""
+    """For each worker, the computation time of its last measured step, without communication."""
     communication_time: float | None = None
     """Time for which the step waits for communication. Waiting for late workers doesn't count."""
     gradient_noise_scale: float | None = None
@@ -81,7 +81,7 @@ class Decision:
     """The new number of workers. The cluster changes as soon as the new workers are ready. Until then,
     the policies are called as usual."""
     keeps_local_batch: bool | None = None
-    """Whether each worker keeps its batch size when the cluster changes to `size`, which is required.
+    """Whether each worker keeps its batch size when the cluster changes to `size`. Requires `size`.
 
     If the dataset has a fixed global batch, that batch changes in proportion as soon as the cluster has
     the new size. With shards, the number of shards changes, but not their shape.

@@ -82,8 +82,7 @@ class PolicyRunner:
         if record is None:
             return
         if self._steps_at_size == 1 and self._resize_time is not None and self._step_time is not None:
-            # In the first step of a new cluster, one or all workers compile. That time is part of the cost of the
-            # change.
+            # In the first step of a new cluster, some workers compile. The change's cost includes that time.
             self._resize_time += max(0.0, record.seconds - self._step_time)
         self._step_time = record.seconds
 

@@ -7,10 +7,10 @@
    state, both workers would draw the same numbers forever. So the joining worker derives its state from the source
    rank's state and from the (call, step, rank) at which it joins. Another run of the same training derives the same
    state. Workers that join together derive different states.
-3. The workers of the first cluster decide whether a generator is shared when they begin together. If one worker begins
+3. When the workers of the first cluster begin together, they decide whether a generator is shared. If one worker begins
    alone, it can't decide, so a joining worker decides. The joining worker has run the same program from the beginning,
-   so its own state at its first `begin` shows how the program sets its seeds. This detects a program whose seed depends
-   on the rank, because the worker that began alone keeps rank 0, and a joining worker has another rank.
+   so its own state at its first `begin` shows how the program sets its seeds. A seed that depends on the rank is
+   detected, because the worker that began alone keeps rank 0, and a joining worker has another rank.
 4. A decision is final. It is part of the progress, like the states at the first `begin` in (3). So the decision doesn't
    depend on which ranks are alive later. This matters after rank 0 has failed, because a joining worker's seed may then
    be the same as the seed of the new rank 0.

@@ -66,12 +66,12 @@ class ShardedStep:
 
     Raises:
         ValueError: if an optimizer averages models instead of gradients, overlaps its reduction, or
-            sums over the workers. Also if a column doesn't come from the iterator, and on devices other
-            than CPUs.
-        KungFuError: if it is called outside a step of an `ElasticDataset` with shards.
+            sums over the workers; if a column doesn't come from the iterator; or if the device isn't a
+            CPU.
+        KungFuError: if the object is called outside a step of an `ElasticDataset` with shards.
         DivergenceError: on all workers, in the first step with a new worker. One cause is that the
             workers have different versions, instruction sets or numbers of cores. Another cause is that
-            two computations of the same shard, at one worker or at two, give different gradients. The
+            two computations of the same shard give different gradients, even at a single worker. The
             message names the parameter. With ``shards_check="warn"``, the difference is only logged.
     """
 
@@ -189,8 +189,8 @@ class _Statistics:
                 )
 
 
-# Copying and updating the Parameters of a network takes about as long as a branch in the graph if they have this total
-# size in bytes.
+# If a network's Parameters have this total size in bytes, copying and updating them takes about as long as a branch in
+# the graph.
 _DEAR_BYTES = 8 << 20
 # These primitives can run again after an update was undone. In that case KungFuSumShards contributes nothing, and the
 # random numbers of KungFuDropout depend only on the shard and on the position in the tensor.
@@ -251,7 +251,7 @@ class Shard:
         stands = False
         try:
             loss = self._straight(*columns)
-            # Don't make the graph return this value: reading a graph's output takes longer than all other work here.
+            # Don't make the graph return this value, because reading a graph's output would take most of the time.
             stands = core.sharded_step_over()
             return loss, stands
         finally:

@@ -1,7 +1,7 @@
 """Define the training state, that is, everything that determines the next training step.
 
-The training state consists of the following pieces. For each piece, a test shows that training gives
-different results without it:
+The training state consists of the following pieces. For each piece, a test shows that training
+without the piece gives different results:
 
 
 - ``parameters``: every MindSpore Parameter of the trained cells, such as weights, moments, the global

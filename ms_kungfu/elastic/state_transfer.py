@@ -1,7 +1,7 @@
 """Transfer the training state to joining workers, and make it equal on all workers when training begins.
 
 No worker sends a mixture of old and new values: if the source rank fails during a transfer, a receiver first restores
-its previous values. Only then can it become the source.
+its previous values. Only then can the receiver become the source rank.
 
 In a job on several hosts, a joining worker receives large tensors from a rank on its own host, if such a rank has the
 same bits as the source rank. To find out, the ranks that have the state first compare their bits (`from_the_nearest`).
@@ -79,7 +79,7 @@ def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], ca
        (`program.is_behind`), and begins no other ms_kungfu collective.
     4. Until then, all workers that have the state are in this loop, so they can't enter the program's collectives.
        Therefore the joining worker skips the program's barriers, and rejects the program's other collectives
-       (`membership.is_catching_up`). As soon as it has entered for the same purpose, it takes part in both again.
+       (`membership.is_catching_up`). After it has entered for the same purpose, it takes part in all collectives.
     """
     row = np.array([purpose, lacking, fingerprint(parameters), call], dtype=np.int64)
     while True:
@@ -252,11 +252,10 @@ def share_state(state: TrainingState) -> bool:
     Return whether this worker has received the state.
 
     First, the `averaged` tensors become the mean over the workers that have trained. Then the parameters are sent to
-    every worker. The workers that were members before already have the same values; but if the models differ by design
-    (with an optimizer that averages models), these workers keep their own parameters. Components are restored only at
-    joining workers.
+    every worker. The existing members already have the same values. If the models differ by design (with an optimizer
+    that averages models), these members keep their own parameters. Components are restored only at joining workers.
 
-    If a joining worker is in an earlier training call than the others, the function returns there without waiting. The
+    At a joining worker that is in an earlier training call than the others, the function returns without waiting. The
     other workers wait until that worker reaches their call.
     """
     joining = membership.is_joining()

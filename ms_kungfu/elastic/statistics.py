@@ -1,7 +1,7 @@
 """Collect statistics of this worker's steps for the job's event log.
 
-In each step, this takes two reads of the clock and a few additions. About once a second, at the end of a step, the
-worker reports the statistics.
+Collecting them takes two reads of the clock and a few additions per step. About once a second, at the end of a step,
+the worker reports the statistics.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class StepStatistics:
         self._clear()
 
     def _of_all(self, loss: Any) -> dict[str, Any]:
-        """Return the values that only the lowest rank reports, for all workers."""
+        """Return the values that the lowest rank reports on behalf of all workers."""
         training, dataset = self._training, self._training.dataset
         found: dict[str, Any] = {"total_steps": self.last_step}
         if self.epochs is not None:

@@ -1,4 +1,4 @@
-"""Run synchronous steps: the workers commit or undo each step together. Then the cluster changes if this is due."""
+"""Run synchronous steps: the workers commit or undo each step together, and then carry out due cluster changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ms_kungfu.membership import Change
 
 @dataclass
 class SynchronousSteps:
-    """The synchronous steps of one worker. `size_after` maps a step to the size that the schedule requests there."""
+    """The synchronous steps of one worker. `size_after` maps a step to the size that the schedule requests then."""
 
     training: Training
     size_after: Callable[[int], int | None]
@@ -67,8 +67,8 @@ class SynchronousSteps:
         self.measuring.step_end(loss, samples, trained)
         self.changes.statistics.committed(step, samples, trained, loss)
         self.measuring.ask("after_step")
-        # Write the checkpoint before the cluster changes. It requires all workers, and a joining worker wouldn't know
-        # that the checkpoint is due.
+        # Write the checkpoint before the cluster changes. A checkpoint requires all workers, and a joining worker
+        # wouldn't know that it is due.
         if self.checkpoints.is_due(step):
             self.checkpoints.write(step)
         change = self.changes.change_to(self.size_after(step), behind_a_step=True)

@@ -49,8 +49,8 @@ class ElasticTraining:
 
     Args:
         trained: everything that training changes: cells, optimizers, lists of Parameters, or objects
-            that contain Parameters (such as a ``DynamicLossScaler``). If MindSpore's schedulers drive
-            an optimizer in `trained`, they are found automatically. Pass your own schedulers.
+            that contain Parameters (such as a ``DynamicLossScaler``). MindSpore's own schedulers of these
+            optimizers are found automatically. Schedulers of other classes must be in `trained`.
         schedule: ``{step: size}``, ``"10:2,20:4"`` (2 workers as soon as 10 steps are done, ...) or a
             function of the step that returns a size or None. If `schedule` is None, only the config
             server resizes the cluster.
@@ -128,8 +128,8 @@ class ElasticTraining:
         self.should_stop = False
         """Whether the loop should stop.
 
-        It should if this worker has left, if its state belongs to a later training call, or if the
-        workers have agreed to stop.
+        True if this worker has left, if its state belongs to a later training call, or if the workers
+        have agreed to stop.
         """
         self.before_checkpoint: Callable[[], None] = lambda: None
         """A collective function that is called before a checkpoint, to agree on a value in the checkpoint."""
@@ -224,7 +224,7 @@ class ElasticTraining:
         Raises:
             ResizeError: if a requested size isn't possible. The cluster doesn't change.
             DivergenceError: if workers differ in a value that must be equal on all workers.
-            ValueError: if a policy's decision can't be carried out here.
+            ValueError: if a policy's decision can't be carried out in this training.
             KungFuError: if no living worker has the training state, or a step can't be undone.
         """
         if self.should_stop:
@@ -266,7 +266,7 @@ class ElasticTraining:
         """Return whether to stop at this end of an epoch, because a worker has requested a stop.
 
         The method is collective. Directly after a change of the cluster, workers that have joined may
-        not be at the end of this epoch. So the workers don't agree here, but at the end of the next step.
+        not be at the end of this epoch. The workers then agree at the end of the next step instead.
         """
         if not self.asynchronous and not self.should_stop:
             self.changes.agree_on_stop()
@@ -279,7 +279,7 @@ class ElasticTraining:
         # A joining worker enters an epoch that the other workers have already begun.
         if not program.current().resuming:
             self._measuring.ask("before_epoch")
-        # Whatever the program did between the epochs, such as an evaluation, is part of no step.
+        # The time between two epochs, e.g. for an evaluation, isn't part of a step.
         self.changes.statistics.resume()
         membership.step_resumed()
 
@@ -332,7 +332,8 @@ class ElasticTraining:
 
         The method calls `begin`, and then yields ``range(count)``. At a joining worker, it starts with
         the other workers' current epoch. This may be an epoch whose steps are all done but which hasn't
-        ended. A worker that joins or resumes there gets no batch, but runs the code after the batches.
+        ended. A worker that joins or resumes in such an epoch gets no batch, but runs the code after the
+        batches.
 
         Without a dataset, the cluster changes only between epochs, and not after the last epoch
         (docs/loops.md).

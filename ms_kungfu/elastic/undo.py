@@ -1,10 +1,10 @@
 """Undo a step with several gradient reductions if a worker fails between two of them.
 
 Each single reduction is complete, and has the same result at all survivors. But if an update follows each reduction, as
-with a GAN's two optimizers, a worker that fails between the reductions contributes only to the first update. Then only
-one of the two updates uses its samples. At the end of the step, all survivors detect this from the generations in which
-the step's reductions ended. These generations are the same at all survivors. The survivors restore the Parameters and
-buffers to their values before the step, assign the step's samples again, and don't count the step.
+with a GAN's two optimizers, a worker that fails between the reductions contributes only to the first update. At the end
+of the step, all survivors detect such a failure from the generations in which the step's reductions ended. These
+generations are the same at all survivors. The survivors restore the Parameters and buffers to their values before the
+step, assign the step's samples again, and don't count the step.
 
 To undo a step, a worker needs a copy of the state before the step. Workers make such copies only if training uses
 several gradient reducers, or after the first step with several reductions.
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class LastStep:
-    """The training state before the current step, from which the state can be restored."""
+    """A copy of the training state before the current step."""
 
     def __init__(self, now: Callable[[], TrainingState]) -> None:
         self._now = now

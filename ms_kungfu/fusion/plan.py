@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class Gradient(NamedTuple):
-    """The properties of a gradient that the plan needs; its name and size are its parameter's."""
+    """The properties of a gradient that the plan needs. The name and size are those of the parameter."""
 
     name: str
     """The parameter's name."""
@@ -100,7 +100,7 @@ def make_plan(gradients: Sequence[Gradient], mode: Mode, name: str = "gradients"
     """Partition gradients into the groups that are reduced together.
 
     A gradient's ``comm_fusion`` id determines its group. A gradient with id 0 is reduced alone.
-    Gradients with id 1 are grouped by `mode`. Gradients that have the same other id form one group. All
+    Gradients with id 1 are grouped by `mode`. Gradients that share any other id form one group. All
     gradients of a group have the same dtype, as in MindSpore. With mode "none", gradients aren't fused,
     regardless of ids.
 

@@ -6,8 +6,8 @@ slot. The worker replaces the value in place, so a thread that reads the environ
 text or the new text.
 
 A child that `multiprocessing` has spawned first runs those lines of the program that aren't below
-``if __name__ == "__main__":``. If the program doesn't have that guard, the child would train there. The child gets an
-error and exits, but a process pool would start the next child again and again. Therefore, such a child also tries to
+``if __name__ == "__main__":``. If the program doesn't have that guard, these lines include the training. The child then
+gets an error and exits, but a process pool would start new children again and again. Therefore, the child also tries to
 stop the worker that it belongs to: it sends the worker a signal, whose handler raises an error in the main thread.
 """
 
@@ -72,7 +72,7 @@ class _Unguarded:
 
 
 def parents_answers(member: Member) -> Answers | None:
-    """Return the numbers of this process's worker if this process is a child; None if it may be the worker itself."""
+    """Return the numbers of this process's worker. Return None if this process may itself be a worker."""
     parent = member.get(env.PARENT)
     if parent is None or parent[0] == os.getpid() or not is_above(parent[0]):
         return None

@@ -34,10 +34,10 @@ def fix_cores() -> None:
         if member.get(env.BROKER) is None or member.broker().fix_cores(1, _TIMEOUT_S) == 0:
             allowed = sorted(os.sched_getaffinity(0))
             core = allowed[local_rank() % len(allowed)]
-            for _ in range(_MAX_PASSES):  # a thread may start another one before it is pinned itself
+            for _ in range(_MAX_PASSES):  # a thread may start another thread before this loop pins it
                 if not pin_threads("self", {core}):
                     break
-        # The level is DEBUG because docs/shards.md describes this, and each worker would log it.
+        # The level is DEBUG, because each worker logs this line, and docs/shards.md describes the setting.
         _log.debug("shards: cores=%d cpus=%s", core_count(), ",".join(map(str, sorted(os.sched_getaffinity(0)))))
     member.cores_fixed = True
 

@@ -1,4 +1,4 @@
-"""Detect ranks that wait for each other in different operations. This file contains what a worker does in Python.
+"""Detect ranks that wait for each other in different operations. This file contains a worker's part in Python.
 
 A watching thread sleeps until another thread of this process has waited in a collective for 0.1 s. From then on, the
 watching thread checks every 0.1 s whether the process makes progress. The code of
@@ -28,7 +28,7 @@ from ms_kungfu.errors import KungFuError
 _LOOK_EVERY_S = 0.1
 _WAITS_FOR_KERNELS = ("mindspore.graph.api", "mindspore.common.api")
 _BEGIN_NOTHING = ("ms_kungfu", "mindspore")  # packages whose threads don't begin collectives
-# The threads of this module only write to pipes. Threads of multiprocessing.pool run user functions.
+# Threads of multiprocessing.queues only write to pipes, but threads of multiprocessing.pool run user functions.
 _FEEDERS = "multiprocessing.queues"
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _NOT_THE_PROGRAM = ("ms_kungfu", "mindspore")
@@ -61,7 +61,7 @@ def watch(core: Any) -> None:
 
 
 def begin_nothing(frames: Mapping[int, FrameType]) -> bool:
-    """Return whether, as far as can be seen, none of the threads with these frames begins collectives."""
+    """Return whether, as far as these frames show, none of their threads begins collectives."""
     for frame in frames.values():
         # `_worker` is the innermost frame of an idle executor thread: another thread has to submit its next task. If an
         # executor thread runs a task that is written in C, its innermost frame is another function of that module.

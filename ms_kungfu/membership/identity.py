@@ -50,12 +50,12 @@ def is_detached() -> bool:
 
 
 def was_evicted() -> bool:
-    """Return whether this process is detached because a worker or a user evicted it, not because of a smaller size."""
+    """Return whether this process was removed because a worker or a user evicted it, not because the cluster shrank."""
     return current().evicted
 
 
 def was_terminated() -> bool:
-    """Return whether this process got a SIGTERM, because of which it leaves the cluster after its step."""
+    """Return whether this process leaves the cluster after its step because it got a SIGTERM."""
     return current().terminated
 
 

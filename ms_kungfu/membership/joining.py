@@ -69,8 +69,7 @@ def join() -> None:
             granted = request_segment(member, None, None, None)
         else:
             granted = member.broker().request_identity(standby)
-        # Other threads that call a collective during this time wait for the lock. Collectives of this thread don't
-        # wait for it.
+        # Other threads that call a collective during this time wait for the lock. This thread's collectives don't.
         member.entering = True
         try:
             enter_first(member, granted)
@@ -173,9 +172,9 @@ def _tell_who_works_on(member: Member) -> None:
 
 
 def _leave_on_sigterm(member: Member) -> None:
-    """Make a SIGTERM ask the launcher to remove this worker after its step, whichever thread trains.
+    """Handle SIGTERM by asking the launcher to remove this worker after its step, whichever thread trains.
 
-    SIGTERM may mean that the machine is needed for something else. If no worker may leave, the launcher ends the job
+    SIGTERM may mean that the machine is needed for something else. If the worker can't leave, the launcher ends the job
     after a checkpoint.
     """
     global _handles_sigterm
@@ -191,7 +190,7 @@ def _leave_on_sigterm(member: Member) -> None:
 
 
 def _supervisor() -> int:
-    """Return the process that ends this worker for the launcher: the parent of the group's leader. 0: unknown."""
+    """Return the ID of this process group's parent, which ends this worker for the launcher; 0 if unknown."""
     with contextlib.suppress(OSError):
         return int(stat_of(os.getpgrp())[1])
     return 0
@@ -203,7 +202,7 @@ def _ask_to_leave(member: Member, told: int) -> None:
     try:
         if member.detached or member.self_id is None:
             raise ResizeError("this process is in no cluster")
-        member.terminated = True  # before the request, because the worker may leave as soon as it is granted
+        member.terminated = True  # set before the request, which may take effect immediately
         member.broker().request_leave(member.self_id, _ANSWER_S, terminated=True)
     except KungFuError:
         member.core.end_by_sigterm()  # the job is ending, or no launcher answers

@@ -23,7 +23,7 @@ _watched: set[int] = set()  # process IDs, as in `deadlocks`
 
 
 class OutsideWatch:
-    """Decide when to log, which is at most once per prepared version. The caller passes the time and all facts."""
+    """Decide when to log a line, at most once per prepared version. The caller passes the time and all facts."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s

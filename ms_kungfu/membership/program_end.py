@@ -1,6 +1,6 @@
 """Report that a worker's program has ended, before the interpreter exits.
 
-If the interpreter then crashes as it exits, the launcher doesn't replace the worker.
+The launcher then doesn't replace the worker if the interpreter crashes while it exits.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Reductions:
         outcomes.owners.add(self)
 
     def forget(self) -> None:
-        """Discard the outcomes so far. Generations are stored as their number plus 1; 0 means that there was none."""
+        """Discard the outcomes so far. A generation is stored as its number plus 1; 0 means that there is none."""
         self._gradient = self._any = self._commits = self._first = self._last = 0
 
     def add(self, gradient: int, latest: int, commits: int, first: int, last: int) -> None:
@@ -60,11 +60,11 @@ class Reductions:
         self._commits, self._first, self._last = self._commits + commits, self._first or first, last or self._last
 
     def latest(self) -> int:
-        """Return the generation in which the last gradient reduction, or else the last all-reduce, has ended."""
+        """Return the generation of the last gradient reduction, or of the last all-reduce if there is none."""
         return max((self._gradient or self._any) - 1, 0)
 
     def take_participants(self) -> list[int]:
-        """Return, sorted, the ranks that took part in the gradient reductions since the last call.
+        """Return the sorted ranks that took part in the gradient reductions since the last call.
 
         If there was no gradient reduction, return all ranks. All returned ranks that are in the current cluster get the
         same result.
@@ -77,7 +77,7 @@ class Reductions:
     def take_commits(self) -> tuple[int, list[int]]:
         """Return the number of gradient reductions since the last call, and the ranks that failed between them.
 
-        A rank that failed between them took part in the first reduction, whose update is done, but not in the last one.
+        Such a rank took part in the first reduction, whose update is done, but not in the last reduction.
         The reductions of a plan's groups count as one reduction, because they all end with the same participants.
         """
         self._outcomes.look()

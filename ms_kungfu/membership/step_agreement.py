@@ -98,13 +98,13 @@ def step_ended(number: int) -> None:
 
 
 def step_resumed() -> None:
-    """Record that a step begins now. The time since the end of the last step isn't part of it."""
+    """Record that a step begins now. The time since the end of the last step isn't part of the new step."""
     member = current()
     member.ended_steps.resume(member.ports.monotonic())
 
 
 def training_begun(number: int) -> None:
-    """Record that training begins after step `number`, so that the launcher knows it while the first step compiles."""
+    """Record that training begins after step `number`. The launcher needs the number while the first step compiles."""
     member = current()
     if member.ended_steps.last is None:
         member.ended_steps.last = number

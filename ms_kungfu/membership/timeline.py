@@ -1,4 +1,4 @@
-"""Start this process's trace for Perfetto (docs/timeline.md). `ops_src/base/trace.h` describes how it is written."""
+"""Start this process's trace for Perfetto (docs/timeline.md). `ops_src/base/trace.h` describes the trace file."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _first_events(member: Member, host: str) -> list[dict[str, object]]:
 
 
 def _clock() -> str:
-    """Return an ID that is the same for all processes that share CLOCK_MONOTONIC: by boot and time namespace."""
+    """Return an ID that all processes with the same CLOCK_MONOTONIC share: the boot and the time namespace."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/time")
     except OSError:  # no /proc, or a kernel without time namespaces

@@ -113,7 +113,7 @@ class Monitor:
         self.cpu_seconds = 0.0
         """CPU time that this worker has spent on monitoring."""
 
-    # -- the driver's calls --------------------------------------------------------------------------------------------
+    # -- calls by the training loop ------------------------------------------------------------------------------------
 
     def begin(self, weights: Sequence[Any] = (), step: int | None = None) -> None:
         """Begin to measure, at the start of training or after a change of the cluster.
@@ -255,8 +255,8 @@ class Monitor:
             "resize": math.nan if self._resize_seconds is None else self._resize_seconds,
         }
         trained, self._steps, self._samples = self._samples, 0, 0
-        # The first entry of a living worker's row isn't 0, because a step takes time. Ten float32 values fill the cache
-        # line of the message.
+        # The first entry of a living worker's row isn't 0, because a step takes time. With ten float32 values, the
+        # message fills one cache line.
         everyones = gather_living(np.array(list(own.values()), np.float32), "kungfu/monitor", nonzero=0)
         rows = np.array(list(everyones.values()), np.float64)
         told = dict(zip(own, rows.T))
@@ -328,8 +328,8 @@ class Monitor:
         if port is not None and self._endpoint is None:
             self._endpoint = MetricsEndpoint(lambda: self.last, port)
         if self._jsonl is not None and self._file is None and self.step == 0 and runtime.current_rank() == 0:
-            # Only the first rank 0 empties the file; if another worker becomes rank 0 later, it appends. Keep the file
-            # open: if it is a FIFO, closing it would be an end of file for the reader.
+            # Only the job's first rank 0 truncates the file. A worker that becomes rank 0 later appends to the file.
+            # Keep the file open: if it is a FIFO, closing it would be an end of file for the reader.
             self._file = self._open_jsonl(os.O_TRUNC)
 
     def _open_jsonl(self, flag: int = 0) -> Any:

@@ -29,8 +29,8 @@ class StepRecord:
             training, all workers' steps take equally long, so this field shows which worker is slow.
         communication_seconds: the time in collectives, at the worker that spent the least time in them.
             That worker arrived last, so it didn't wait for another worker.
-        exposed_seconds: for how much of the time in collectives the program had to wait. The rest of
-            the time overlapped with the backward pass.
+        exposed_seconds: the part of the time in collectives for which the program had to wait. The rest
+            of the time overlapped with the backward pass.
         hidden_fraction: the fraction of all workers' time in collectives that overlapped with the
             backward pass, 0 to 1.
         received_bytes: for each worker, the bytes that it received from all other workers.

@@ -18,7 +18,7 @@ _given = False
 
 
 def give() -> None:
-    """Replace MindSpore's functions from now on. This is called as soon as MindSpore has been imported."""
+    """Replace MindSpore's functions from now on. Called as soon as MindSpore has been imported."""
     global _given
     if _given:
         return
@@ -88,7 +88,7 @@ def _functions(communication: ModuleType) -> dict[str, Any]:
 
 
 def _give_process_groups(name: str, relative: str, communication: ModuleType) -> None:
-    """Replace the functions in `__all__` of the module `name`. Their names are those of torch's functions.
+    """Replace the functions in `__all__` of the module `name`, which have the names of torch's functions.
 
     Also replace them in the module `relative` if it has the same functions.
     """

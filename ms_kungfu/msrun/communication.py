@@ -70,7 +70,7 @@ def _of_everybody(group: str, rank: int) -> int:
 
 def create_group(group: str, rank_ids: Sequence[int], options: Any = None) -> None:
     """Create a group of all ranks. Reject any other group."""
-    del options  # these are for a backend, but no backend is used here
+    del options  # options are for a backend, and there is no backend
     if sorted(rank_ids) != list(range(get_group_size())):
         raise refused(
             f"create_group({group!r}, {list(rank_ids)})",

@@ -1,4 +1,4 @@
-"""Replace ``set_auto_parallel_context`` and related functions. This module stores the settings, not MindSpore."""
+"""Replace ``set_auto_parallel_context`` and related functions, and store the settings instead of MindSpore."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEFAULTS: dict[str, Any] = {
     "global_rank": None,
 }
 _OWN = ("comm_fusion", "all_reduce_fusion_config")  # MindSpore's own settings that are supported here
-# Settings that are rejected, except with these values, which have no effect.
+# Settings that are rejected unless they have one of these values, which have no effect.
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "enable_parallel_optimizer": (False,),
     "pipeline_stages": (1,),
@@ -39,7 +39,7 @@ _stock_reset: Callable[[], None] = stock.reset_auto_parallel_context
 
 
 def set_auto_parallel_context(**settings: Any) -> None:
-    """Change the given settings. If one of them is rejected, change none."""
+    """Change the given settings. If one setting is rejected, change no setting."""
     for name, value in settings.items():
         _check(name, value)
     _set.update({name: value for name, value in settings.items() if name in _DEFAULTS})

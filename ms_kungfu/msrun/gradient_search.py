@@ -17,7 +17,7 @@ from mindspore.ops.function.grad import grad_func
 
 MARK = "kungfu_gradient"
 """An attribute that marks the gradient functions that `ms_kungfu.msrun.rank_batches` has replaced."""
-# A function in the program counts as one that computes gradients if it uses one of these objects or names.
+# A function in the program is assumed to compute gradients if it uses one of these objects or names.
 _MAKERS = {id(maker) for maker in (GradOperation, _Grad, grad_func.grad, grad_func.value_and_grad)}
 _NAMES = {"value_and_grad", "GradOperation"}
 _known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()

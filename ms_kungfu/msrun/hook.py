@@ -5,8 +5,8 @@ runs the file when the interpreter starts, with ``python train.py``, with ``pyth
 ``KUNGFU_MSRUN_SIZE`` is set, the file installs an import finder that comes before all other finders. The finder calls
 `spec` when the program imports ``mindspore``.
 
-Two other methods have disadvantages. A ``sitecustomize`` module would replace one that the user already has. A wrapper
-around the command has no effect on Python inside a shell script.
+Two other methods have disadvantages. A ``sitecustomize`` module would replace the user's own module of that name. A
+wrapper around the command has no effect on Python inside a shell script.
 """
 
 from __future__ import annotations

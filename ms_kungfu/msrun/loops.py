@@ -13,7 +13,7 @@ Such a loop doesn't say where a step ends or what it trains. So these rules appl
 - If the program trains with `Model.train`, each loop is an evaluation.
 
 A joining worker runs the program from its start, so it begins with the first pass over the dataset. It gets the number
-of passes that the other workers have begun. Until it reaches the same pass, each of its passes ends at once, and it
+of passes that the other workers have begun. Until it reaches the same pass, each of its passes ends immediately, and it
 takes part in no collective (`world.takes_part`).
 
 The cluster changes only after the last step of a pass. The reason is that a loop may count its batches (`enumerate`)
@@ -58,7 +58,7 @@ def _outermost() -> list[Any]:
 
 
 class _Training:
-    """Training with the program's own loop. A program has at most one such object.
+    """The training in a program's own loop. A program has at most one such object.
 
     The cluster changes only between passes over the training dataset.
     """
@@ -127,8 +127,8 @@ class _Training:
         """
         updates = cells.updates() - self._updates
         self._is_broken_off = True
-        # If each batch of the pass except the last one has caused the same number of updates, and the last one has
-        # caused none, then the last batch counts as untrained.
+        # The last batch counts as untrained if it has caused no update, and all earlier batches of the pass have caused
+        # the same number of updates.
         if self._batches > 1 and updates % self._batches and updates % (self._batches - 1) == 0:
             self.taken = False
         if self.taken:

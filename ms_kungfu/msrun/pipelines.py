@@ -15,8 +15,7 @@ from ms_kungfu.msrun import rank_batches, world
 from ms_kungfu.msrun.communication import refused
 from ms_kungfu.msrun.gradient_search import names_in
 
-# A function that is applied to batches may get a rank through a parameter with one of these names, or may call a
-# function with one of these names.
+# A function that is applied to batches may get a rank from a parameter or a function with one of these names.
 _RANKS = {"rank", "rank_id", "local_rank", "shard_id", "device_id", "get_rank", "get_local_rank"}
 
 
@@ -81,7 +80,7 @@ def _rank_in(function: Any) -> str | None:
 
 
 def whole(dataset: ds.Dataset) -> ds.Dataset:
-    """Return a dataset for an evaluation: all samples, each once, in batches of the program's size, on each worker."""
+    """Return a dataset for an evaluation. It yields each sample once on each worker, in the program's batch size."""
     parts = take_apart(dataset, "evaluation")
     assert parts.batch_size is not None
     return pipelines.batched(parts.samples, parts.batch_size)

@@ -12,10 +12,10 @@ changes, no graph is compiled again.
 1. A step is *divided* if at least one of its members does the work of several ranks. It is then divided on all workers.
    So all workers run the program's own collectives in the same way, in Python or in a graph.
 2. In a divided step, a jitted function or a cell in GRAPH mode runs as Python if it uses a gradient function. Python
-   then calls the gradient function, which is itself a graph, once per rank. If `ms_kungfu.msrun.gradient_search` finds
-   no gradient function in a jitted function or cell, it runs as a graph, and 3 applies.
-3. The first divided steps detect gradients that were computed in another way: if the weights were updated without
-   gradients that were computed rank by rank, training ends with an error.
+   then calls the gradient function, which is itself a graph, once per rank. A jitted function or cell in which
+   `ms_kungfu.msrun.gradient_search` finds no gradient function runs as a graph, and 3 applies.
+3. The first divided steps check how gradients are computed. Training ends with an error if the weights were updated
+   without gradients that were computed rank by rank.
 4. Moving statistics are reset before each rank's batch to their values at the beginning of the step. After all ranks'
    batches, they get the average of the results.
 5. A tensor with as many rows as the batch is divided by rows if it comes from the step's iterator or was created during
@@ -328,7 +328,7 @@ def _joined(found: Sequence[Any], sizes: Sequence[int]) -> Any:
 
 
 def _separate(out: Any, kind: Any) -> tuple[Any, Any]:
-    """Split the result of a gradient function into the gradients of weights, which are the second value, and the rest.
+    """Split the result of a gradient function. Return (all other values, the gradients of weights).
 
     `kind`: the object with the gradient function's options, such as a `GradOperation`.
     """
@@ -344,7 +344,7 @@ def _separate(out: Any, kind: Any) -> tuple[Any, Any]:
 
 
 def _together(out: Any, others: Any, weights: Any, kind: Any) -> Any:
-    """Combine the values that `_separate` returned to the result of a gradient function with the options `kind`."""
+    """Combine the two values that `_separate` returned into a gradient function's result, given its options `kind`."""
     value, positions = others
     gradients = positions if not kind.get_by_list else weights if positions is None else (positions, weights)
     if getattr(kind, "get_value", False):
@@ -434,7 +434,7 @@ def _by_rank(made: Callable[..., Any], kind: Any) -> Callable[..., Any]:
     return gradient
 
 
-# -- what would be a graph -------------------------------------------------------------------------------------------
+# -- jitted functions and cells --------------------------------------------------------------------------------------
 
 
 def answer_for_jit(stock: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Reduce over the virtual world. Each of `size` living workers does the work of V / `size` of its V ranks."""
+"""Reduce over the virtual world of V ranks. Each of `size` living workers does the work of V / `size` ranks."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
         if "valid_dataset_sink_mode" in given:
             given["valid_dataset_sink_mode"] = False
         elastic = _callbacks.setdefault(self, _Elastic())
-        # This callback is the last one: the collectives in the program's own callbacks must use the cluster that has
+        # This callback comes last, because collectives in the program's own callbacks must use the cluster that has
         # trained the step.
         given["callbacks"] = [*_listed(given["callbacks"]), elastic]
         if world.rank() == 0:

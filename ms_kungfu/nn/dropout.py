@@ -59,8 +59,8 @@ class Dropout(nn.Cell):
         target = ms.get_context("device_target")
         if target != "CPU":
             raise ValueError(
-                "ms_kungfu.nn.Dropout has a kernel only for CPUs, because shards are supported only "
-                f"there, and no kernel for {target}; use mindspore.nn.Dropout instead"
+                f"ms_kungfu.nn.Dropout has no kernel for {target}, because shards are supported only on CPUs; "
+                "use mindspore.nn.Dropout instead"
             )
         self.p = p
         self.dropout = _dropout.Dropout.of(p)

@@ -14,8 +14,7 @@ from ms_kungfu.fusion.mode import MB
 from ms_kungfu.ops import _plugin, _reparse
 
 # Collectives without a name share one channel, in which they are matched by the order of the calls. Don't derive names
-# by counting primitives: a joining worker creates a different number of primitives than the others, in a different
-# order.
+# by counting primitives: joining workers create a different number of primitives, in a different order.
 UNNAMED = "unnamed"
 
 _DTYPES = (
@@ -70,7 +69,7 @@ class Primitive(PrimitiveWithInfer):
 
     def __init__(self, kernel: str, inputs: list[str], outputs: list[str], **attributes: Any) -> None:
         _plugin.load()
-        if self._talks:  # otherwise, a program that never calls init() would train in a cluster of one
+        if self._talks:  # otherwise, a program that never calls init() would train alone
             runtime.init()
         super().__init__(kernel)
         self.init_attrs = attributes
@@ -169,8 +168,8 @@ class Collective(Primitive):
 class SizedCollective(Collective):
     """A collective whose output's shape depends on the size of the cluster.
 
-    A tuple of tensors is split over several operations of limited size. The limit is the one that
-    MindSpore's ``comm_fusion`` has, when the primitive is created, for the collective named `kind`.
+    A tuple of tensors is split over several operations of limited size. The limit is MindSpore's
+    ``comm_fusion`` limit for the collective `kind` when the primitive is created.
     """
 
     def __init__(self, kernel: str, name: str | None, kind: str, **attributes: Any) -> None:

@@ -1,4 +1,4 @@
-"""An all-reduce that is split in two primitives, so that other operations run in between. See docs/overlap.md."""
+"""An all-reduce that is split into two primitives, so that other operations run in between. See docs/overlap.md."""
 
 from __future__ import annotations
 

@@ -120,9 +120,9 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _look_for_others(path: Path) -> None:
-    """Warn once if this worker writes a path again that another process has written after this worker.
+    """Warn once if another process has written to `path` since this worker last saved to it.
 
-    It is normal that another process writes a path once, because the next rank may replace the rank that wrote before.
+    This worker must have saved to `path` before, because a rank may legitimately take over from a failed rank.
     """
     global _told
     if _told or path not in _written or env.MSRUN_SIZE.get() is not None or not membership.speaks_for_all():

@@ -27,7 +27,7 @@ class SumShards(Collective):
         # The side effect makes later writes to Parameters wait: an optimizer's first write may not use a gradient.
         self.add_prim_attr("side_effect_mem", True)
         self.dtypes: list[str] = []
-        """The dtypes of the gradients. They are known after the first compilation, or call in PyNative mode."""
+        """The dtypes of the gradients, known after the first compilation (in PyNative mode, the first call)."""
 
     def __call__(self, *brought: Any) -> Any:
         """Run in PyNative mode, in which MindSpore may skip inference if an equal primitive has run before."""

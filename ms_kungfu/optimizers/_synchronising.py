@@ -126,7 +126,7 @@ class Merge(nn.Cell):
 
 
 class Replicas:
-    """Mix-in for optimizers with which each worker has its own model, even after others join.
+    """Mix-in for optimizers with which each worker has its own model, even after other workers join.
 
     List it before `Synchronising` in the base classes.
 

@@ -31,7 +31,7 @@ def check_count(brought, planned):  # type: ignore[no-untyped-def]  # these are 
         )
 
 
-# Slices make graphs compile faster: with ResNet-50's 161 gradients taken one by one, compilation took seconds longer.
+# Slices make graphs compile faster: taking ResNet-50's 161 gradients one by one takes several seconds more.
 def take(tensors, stretches):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
     """Return a tuple that concatenates the ranges [start, stop) of the tuple `tensors`."""
     taken = ()
@@ -51,8 +51,8 @@ class BackgroundReduction(nn.Cell):
 
     A backward pass computes the last gradients first, so the reduction of the last group starts first.
     The first operation has the name ``name/0`` with and without overlap. So if ranks have different
-    numbers of groups, or only some ranks overlap, all ranks get an error at the first operation. They
-    don't wait for each other for ever.
+    numbers of groups, or only some ranks overlap, all ranks get an error at the first operation instead
+    of waiting forever.
     """
 
     def __init__(self, plan: Plan, op: str, name: str) -> None:
@@ -194,9 +194,9 @@ class KungFuGradReducer(nn.Cell):
         """Return whether groups may be reduced during the backward pass, by the argument `overlap` or the default."""
         return over_a_network() if self._overlap is None else self._overlap
 
-    # This is a cached property, because Python then computes it when MindSpore's parser first reads it. MindSpore would
-    # compile a plain property. A program may set its fusion IDs after it has created the optimizer, as MindSpore's
-    # tutorial does, but it has set them when the parser reads the plan.
+    # Python computes a cached property when MindSpore's parser first reads it, but MindSpore would compile a plain
+    # property. By then, a program has set its fusion IDs, even if it sets them after creating the optimizer, as
+    # MindSpore's tutorial does.
     @cached_property
     def plan(self) -> Plan:
         """The plan, which is made from the configuration when it is first used."""
@@ -278,8 +278,8 @@ class Reducing(Mended):
         """
         return self.grad_reducer.fusion_plan()
 
-    # This needs `ms.jit`, because MindSpore's method has it. In PyNative mode, an override without `ms.jit` would run
-    # twice (ms_kungfu/ops/_reparse.py).
+    # MindSpore's own `construct` is jitted. In PyNative mode, an override that isn't jitted would run twice
+    # (ms_kungfu/ops/_reparse.py).
     @ms.jit(backend="ms_backend")
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         """Reduce the gradients over all ranks, and update the parameters.
@@ -290,6 +290,6 @@ class Reducing(Mended):
         Returns:
             What MindSpore's optimizer returns.
         """
-        # MindSpore's parser resolves super() without arguments from the object's class, so that call would call this
-        # method again.
+        # Pass arguments to super(): otherwise, MindSpore's parser starts from the object's class and finds this method
+        # again.
         return super(Reducing, self).construct(self.grad_reducer(gradients))  # type: ignore[misc]  # noqa: UP008

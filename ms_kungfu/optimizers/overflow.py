@@ -1,4 +1,4 @@
-"""Scale the loss on several workers, so that either all workers skip a step or none does."""
+"""Scale the loss on several workers, so that either all workers skip a step or no worker skips it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OverflowAgreement(nn.Cell):
         Returns:
             A tensor of bool, the same on all ranks.
         """
-        # The number itself isn't cast to an integer, because 0.5 would become 0, but it is an overflow.
+        # Compare before the cast to an integer: 0.5 is an overflow, but the cast would turn it into 0.
         return ops.cast(self.all_reduce(ops.cast(ops.not_equal(overflow, 0), ms.int32)), ms.bool_)
 
 

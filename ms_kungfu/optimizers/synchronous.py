@@ -78,7 +78,7 @@ class SynchronousSGDOptimizer(Synchronising):
 
 
 class _OfGroups(SynchronousSGDOptimizer):
-    """Wrap an optimizer with ``param_groups``. It reads its learning rates in Python, so `construct` isn't jitted."""
+    """Wrap an optimizer with ``param_groups``, which reads learning rates in Python, so `construct` isn't jitted."""
 
     def construct(self, gradients):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         return self.optimizer(self.grad_reducer(gradients))
@@ -147,9 +147,9 @@ class SynchronousAveragingOptimizer(Replicas, Synchronising):
 
     With `momentum`, the central model z also moves by `momentum` times its last change, as in the
     paper: ``z = mean + momentum * (z - z_before)``. In the paper, the central model moves by the sum of
-    the corrections ``alpha * (w - z)``. This gives the mean if alpha is one over the number of workers.
-    The rule here always uses the mean, so it doesn't depend on the number of workers. The first step
-    after a worker has joined or left has no momentum.
+    the corrections ``alpha * (w - z)``. The result is the mean if alpha is 1 divided by the number of
+    workers. This optimizer always uses the mean, so its rule doesn't depend on the number of workers.
+    The first step after a worker has joined or left has no momentum.
 
     *When*: use it with many workers and small local batches. Use the learning rate for one worker's
     batch. SMA keeps each worker's gradient noise, which the large batch of S-SGD averages out. KungFu's

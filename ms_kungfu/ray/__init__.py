@@ -49,7 +49,7 @@ def run(
             of this program's script, and from ``sys.path[0]`` of this process, if these folders exist
             on the worker's node.
         num_workers: the number of workers, or ``(least, most)``. With two numbers, the job begins with
-            as many workers as the cluster has resources for. If nodes come or go, the number changes.
+            as many workers as the cluster has resources for. If nodes join or leave, the number changes.
         address: the cluster's address, as for ``ray.init``. It has no effect if the program has called
             ``ray.init`` already. By default the job runs on the cluster that ``RAY_ADDRESS`` names. If
             this isn't set, the job runs on a cluster that is running on this machine. If there is none,
@@ -73,7 +73,7 @@ def run(
             failed. `returncode` is kungfu-run's exit status, for example 143 after a SIGTERM.
         subprocess.CalledProcessError: a job that runs a command has failed. `returncode` is
             kungfu-run's exit status. This class is the base class of FunctionError.
-        KeyboardInterrupt: the user has pressed Ctrl-C. This is raised in the main thread.
+        KeyboardInterrupt: the user has pressed Ctrl-C; raised in the main thread.
         RuntimeError: the job can't start, or Ray fails.
         ValueError: an argument is invalid. The error is raised before anything starts.
         TypeError: an argument has the wrong type, which is detected before anything starts. The error

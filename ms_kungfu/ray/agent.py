@@ -56,7 +56,7 @@ class Agent:
         self._has_started, self._why_not, self._code = threading.Event(), "", 0
 
     def free_ports(self, address: str, ports: Sequence[int]) -> list[int]:
-        """Return those of the `ports` on which a process on this node can listen."""
+        """Return the `ports` on which a process on this node can listen."""
         found = []
         for port in ports:
             with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
@@ -90,7 +90,7 @@ class Agent:
                 ) from None
         # In the workers' command, `python` means this process's interpreter, as in kungfu-distribute.
         environment = {**os.environ, **variables, "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"}
-        # If the user hasn't set OMP_NUM_THREADS, Ray has set it to the CPUs of this process. Workers have other CPUs.
+        # If the user hasn't set OMP_NUM_THREADS, Ray has set it to this actor's number of CPUs, not a worker's.
         if environment.get("OMP_NUM_THREADS") == str(max(1, math.floor(_own_cpus()))):
             environment["OMP_NUM_THREADS"] = str(max(1, math.floor(cpus)))
         if function is not None:

@@ -134,12 +134,12 @@ class Watch:
             self._answers.put(error)
 
     def silent_s(self) -> float:
-        """Return for how many seconds this object has waited for an answer."""
+        """Return the number of seconds for which this object has waited for an answer."""
         return 0.0 if self._asked_at is None else run_time() - self._asked_at
 
 
 def in_time(call: Callable[[], object], limit_s: float) -> bool:
-    """Call a Ray function in a thread. Return whether the call has ended in time. Exceptions in it are ignored."""
+    """Call a Ray function in a thread. Return whether the call has ended in time. Its exceptions are ignored."""
 
     def run() -> None:
         with contextlib.suppress(Exception):
@@ -187,8 +187,8 @@ def give_back(groups: Iterable[PlacementGroup], limit_s: float) -> None:
     for group in groups:
         with contextlib.suppress(Exception):
             remove_placement_group(group)
-    # Ray reports a group as removed before the nodes have their resources back. Until a node has them back, it has
-    # resources whose names contain the group's ID.
+    # Ray reports a group as removed before the nodes have their resources back. Until then, a node's resources include
+    # names that contain the group's ID.
     deadline = run_time() + limit_s
     while left and run_time() < deadline:
         held = {name for resources in state.available_resources_per_node().values() for name in resources}

@@ -1,8 +1,8 @@
 """Run a job on a Ray cluster. Each node has an agent, which runs the kungfu-run of its host.
 
 The job works like any other job on several hosts. Its head node is the driver's node. If no worker fits on that node,
-it is a head node without slots. The agents end with the driver. With etcd, leadership can move to another host. The job
-then continues without the first host's kungfu-run, but not without the driver.
+it is a head node without slots. The agents end when the driver ends. With etcd, leadership can move to another host.
+The job then continues without the first host's kungfu-run, but not without the driver.
 
 Ray only provides the list of hosts. If there is a new node, it joins the job (``-join``), and the driver then requests
 as many workers as there are slots. If Ray is about to remove a node, the node's kungfu-run gets a SIGTERM, and its host
@@ -45,7 +45,7 @@ _AGENT_S = 120.0  # time limit for Ray to start an agent's process
 _AGAIN_S = 10.0  # if a node couldn't join, the driver tries again after this time
 _LAST_WORDS_S = 10.0
 _SETTLE_S = 5.0  # Ray reports the resources of an ended process as free within this time
-_SILENT_S = 5.0  # if Ray doesn't answer for this time, the driver logs that
+_SILENT_S = 5.0  # after this time without an answer from Ray, the driver logs a message
 _PORTS = range(12000, 28000)  # below the ephemeral ports of most systems
 _TRIED_PORTS = 64
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -63,7 +63,7 @@ class Outcome:
     """The result of a job.
 
     `code`: the exit status. `returned`: the results of the function, as pickled `End` objects. `signals`: the signals
-    that the driver has got.
+    that the driver has received.
     """
 
     code: int
@@ -108,7 +108,7 @@ class Driver:
         request: the command and the resources that the user has requested.
         function: the pickled function that the workers run with `ms_kungfu.ray._function`; None for a command.
         words: the names of flags or arguments for messages.
-        is_found: whether the user hasn't named the cluster.
+        is_found: whether the cluster was found on this machine, because the user hasn't named one.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Driver:
         self._quiet = any(word in ("-q=true", "-q=t", "-q=1") for word in request.flags)
         self._secret = env.JOB_SECRET.get() or secrets.token_hex(32)
         self._hosts: dict[str, _Host] = {}  # node ID -> host
-        self._head: _Host | None = None  # None if the lease has moved away from the first host; it may move again
+        self._head: _Host | None = None  # None after the lease has left the first host, because it may move again
         self._not_before: dict[str, float] = {}  # node ID -> the earliest time at which the node may try to join again
         self._told: set[str] = set()  # the messages that `_say_once` has shown
         self._signals: list[int] = []
@@ -128,7 +128,7 @@ class Driver:
         self._returned: list[bytes] = []
 
     def run(self) -> Outcome:
-        """Run the job. When this returns, nothing of the job is left on the nodes.
+        """Run the job. When the method returns, no part of the job remains on the nodes.
 
         Raises:
             JobError: the job can't run.
@@ -315,7 +315,7 @@ class Driver:
             return
         except RayActorError:
             if self._ends_job(host):
-                raise JobError(f"the agent of {host.name}, the head node, has failed, and so has the job") from None
+                raise JobError(f"the agent of {host.name}, the head node, has failed, so the job failed") from None
             what = f"the {'agent on' if self._is_there(host) else 'node of'} {host.name} has failed"
             self._say(f"{what}, with the host's workers")
             self._drop(host)
@@ -336,8 +336,7 @@ class Driver:
     def _ends_job(self, host: _Host) -> bool:
         """Return whether the job has ended because the kungfu-run or agent of `host` has ended.
 
-        This is the case if `host` is the head node, and no other host continues the job. It is also the case if `host`
-        is the last host.
+        The job has ended if `host` was the last host, or if it was the head node and no other host continues the job.
         """
         if self._head is not None and self._head is not host:
             return False
@@ -396,7 +395,7 @@ class Driver:
 
     def _fill(self) -> None:
         """Request as many workers as there are slots, if the store lists new hosts."""
-        with contextlib.suppress(ConfigServerError, ValueError):  # the next look tries again
+        with contextlib.suppress(ConfigServerError, ValueError):  # the next check tries again
             store = open_store(self._url, self._secret)
             held = store.get()
             new = [host for host in self._hosts.values() if host.joins and held and host.name in (held.slots or {})]

@@ -43,8 +43,8 @@ def content_of(data: bytes) -> int:
 def _sums(values: Array) -> bytes:
     """Arrange the bits as a table of 64-bit words, and hash the sums of its rows and of its columns.
 
-    Summing is about as fast as memory, while a hash of all bits is slower. If two changes cancel each other in the sum
-    of a row, they still change the sums of their columns, and vice versa.
+    Summing runs at about the memory's speed, and a hash of all bits is slower. If two changes cancel each other in the
+    sum of a row, they still change the sums of their columns, and vice versa.
     """
     content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     table = content[: content.size // _ROW_BYTES * _ROW_BYTES].view(np.uint64).reshape(-1, _ROW_BYTES // 8)
@@ -69,9 +69,9 @@ def claim(parameters: Iterable[Any]) -> None:
     """Record that an optimizer is about to train these Parameters for the first time, so they must be equal.
 
     If no function has made the Parameters equal on all workers, their hash is added to the description of each gradient
-    reduction. If the ranks then start with different Parameters, the first reduction fails on every rank, with a
-    message that says so. If the Parameters are equal, the comparison costs nothing. The call isn't a collective: it
-    doesn't wait for other ranks.
+    reduction. If the ranks then start with different Parameters, the first reduction fails on every rank, and its
+    error message gives this reason. If the Parameters are equal, the comparison costs nothing. The call isn't a
+    collective: it doesn't wait for other ranks.
     """
     mine = [p for p in parameters if not is_marked(p)]
     # A worker that joins later receives its Parameters, so it has nothing to compare.
@@ -101,7 +101,7 @@ def _claim() -> str:
 
 
 def serves(reducer: Any) -> None:
-    """Record that the cell `reducer` reduces gradients over the workers, for its `planned_parameters` if it has any."""
+    """Record that the cell `reducer` reduces gradients over the workers: those of its `planned_parameters`, if set."""
     reducers.add(reducer)
 
 

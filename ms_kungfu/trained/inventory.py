@@ -111,8 +111,8 @@ def collect_schedulers(trained: Iterable[Any], optimizers: Sequence[Any]) -> lis
     An optimizer has no reference to its schedulers, so this function searches all objects of the process. The returned
     order is the same on all workers.
 
-    If an optimizer has several schedulers of the same class, these aren't returned unless they are in `trained`. It
-    would be unknown which of them corresponds to which scheduler of another worker.
+    If an optimizer has several schedulers of the same class, these are returned only if they are in `trained`. The
+    function can't find out which of them corresponds to which scheduler of another worker.
     """
     given = [item for item in trained if is_scheduler(item)]
     if not any(map(is_grouped, optimizers)):
@@ -168,7 +168,7 @@ def collect_optimizers(trained: Iterable[Any]) -> list[Any]:
 
 
 def reducers(trained: Iterable[Any], *, left_to_shards: bool) -> list[Any]:
-    """Return the cells that reduce gradients or, with `left_to_shards`, those for which a `ShardedStep` does it."""
+    """Return the cells that reduce gradients; with `left_to_shards`, the cells that leave this to a `ShardedStep`."""
     found = [cell for cell in collect_cells(trained).values() if getattr(cell, "reduces_gradients", False)]
     return [cell for cell in found if cell.left_to_shards == left_to_shards]
 
@@ -220,7 +220,7 @@ _STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var")
 
 
 def moving_statistics(trained: Iterable[Any]) -> list[Any]:
-    """Return the moving means and variances of cells that are MindSpore normalizations or derive from one."""
+    """Return the moving means and variances of MindSpore's normalization cells, and of cells derived from these."""
     import mindspore as ms
 
     found = [

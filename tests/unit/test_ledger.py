@@ -272,7 +272,7 @@ def test_failed_workers_record_of_a_step_committed_without_it_is_ignored(recorde
     assert report.exact
     assert [e.given_back for e in report.epochs] == [8]
     assert report.notes == [
-        "epoch 0, step 3: the record of rank 1 doesn't count, because the rank didn't take part in it"
+        "epoch 0, step 3: the record of rank 1 doesn't count, because the rank took no part in the step"
     ]
 
 
@@ -499,7 +499,7 @@ def test_a_missing_file_is_found(either):
     either[1].unlink()
     report = verdict(either[0].parent)
     assert not report.exact
-    problem = "epoch 0, step 0: no record of rank 1, which takes part until epoch 1, step 3; so are 6 later steps"
+    problem = "epoch 0, step 0: no record of rank 1, which takes part until epoch 1, step 3; the same for 6 later steps"
     assert problem in report.problems
     assert report.notes[0].startswith("there are no files of rank 1; if the hosts don't share a folder, copy")
 
@@ -707,7 +707,7 @@ def test_a_full_disk_ends_training_or_the_record_and_the_audit_names_it(tmp_path
         assert done.returncode == 1
         assert re.search(r"\nOSError: \[Errno \d+\] File too large: the ledger \S+ can't be written; ", done.stderr)
         assert (
-            "training ends here, because later steps would not be recorded; ledger_errors='warn' continues"
+            "training ends, because later steps can't be recorded; ledger_errors='warn' would continue training"
             in done.stderr
         )
     else:

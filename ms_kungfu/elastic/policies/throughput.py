@@ -12,7 +12,8 @@ from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 def candidates(min_size: int, max_size: int, sizes: Sequence[int] | None) -> tuple[int, ...]:
     """Return the `sizes` that lie between `min_size` and `max_size`.
 
-    If `sizes` is None, return `min_size`, its doubles below `max_size`, and `max_size`.
+    If `sizes` is None, start with `min_size`, double it while the result is below `max_size`, and end
+    with `max_size`.
     """
     if not 1 <= min_size <= max_size:
         raise ValueError(f"min_size must be from 1 to max_size, got min_size={min_size} and max_size={max_size}")

@@ -79,7 +79,7 @@ def check_mindspore_gpu(system: System) -> Iterator[Finding]:
             "pip install the nvidia-...-cu11 packages that contain them, and add their lib folders to LD_LIBRARY_PATH"
         )
         yield missing(
-            "CUDA", f"MindSpore's GPU plugin needs {', '.join(absent)}, which isn't there", remedy if has_gpu else ""
+            "CUDA", f"not found: {', '.join(absent)}, needed by MindSpore's GPU plugin", remedy if has_gpu else ""
         )
     elif not system.is_file(nvcc):
         yield wrong(

@@ -1,4 +1,4 @@
-"""Answer the doctor's queries about the machine. The checks use only these, so a test can simulate another machine.
+"""Answer the doctor's queries about the machine. Checks use only these queries, so tests can simulate other machines.
 
 The methods raise no exception, except `convolutions`. If a value is unknown, they return None, an empty value, or an
 Outcome with an error.
@@ -95,7 +95,7 @@ class System:
             return []
 
     def damaged(self) -> list[str]:
-        """Return those files of ms_kungfu that are missing or truncated."""
+        """Return the files of ms_kungfu that are missing or truncated."""
         try:
             return _installation.damaged()
         except Exception:
@@ -128,8 +128,8 @@ class System:
     def run(self, program: str, *arguments: str, timeout_s: float = 60.0) -> Outcome:
         """Run a Python program in a separate process.
 
-        The program calls `answer(VALUE)` to return its result. It may call `doing(WHAT)` before each stage. If it
-        crashes, the error then names the stage.
+        The program calls `answer(VALUE)` to return its result. It may call `doing(WHAT)` before each stage. If the
+        program crashes, the error names the stage.
 
         The doctor opens libraries only in such processes, because a library that crashes or hangs must not end the
         doctor.

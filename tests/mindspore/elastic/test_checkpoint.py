@@ -357,7 +357,7 @@ def test_a_fifo_and_a_nested_document_give_way_to_the_one_before(tmp_path, caplo
     [
         ([parameter([1.0, 2.0], "w"), parameter([1.0], "b")], "'b' is in this program only"),
         ([], "'w' is in the checkpoint only"),
-        ([parameter([1.0, 2.0, 3.0], "w")], r"'w' is Float32\(2,\) there and Float32\(3,\) in this program"),
+        ([parameter([1.0, 2.0, 3.0], "w")], r"'w' is Float32\(2,\) in it and Float32\(3,\) in this program"),
         ([parameter([1.0, 2.0], "w", ms.float16)], "'w' is Float32"),
     ],
 )
@@ -383,7 +383,7 @@ def test_other_list_of_rates_is_refused_with_its_likely_cause(tmp_path, batch):
     with pytest.raises(KungFuError) as refused:
         restore_tensors(training(8), entries, path, {"batch": [None, batch]})
     cause = (
-        "The list's length probably follows from the batch size, which is global_batch_size=4 there and "
+        "The list's length probably follows from the batch size, which was global_batch_size=4 and is "
         "global_batch_size=8 in this program: resume with global_batch_size=4, then call "
         "ElasticDataset.set_batch_size(global_batch_size=8)"
     )
