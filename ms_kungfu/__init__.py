@@ -6,7 +6,8 @@
     optimizer = kf.optimizers.KungFuMomentum(net.trainable_params(), 0.01, 0.9)
     model.train(epochs, dataset, callbacks=[kf.callbacks.KungFuElasticCallback("100:2,200:4")])
 
-Importing this package neither joins a cluster nor imports MindSpore. Submodules are imported on first use.
+Importing this package neither joins a cluster nor imports MindSpore. Submodules are imported on
+first use.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 _GRACE_S = 10.0
+FORK_SERVER = "kungfu-forks"  # the name that ps and top show
 # This signal makes a worker write the Python stacks of its threads to stderr. Programs rarely use real-time signals.
 STACK_SIGNAL = signal.SIGRTMIN + 13
 # This signal notifies a worker that one of its `multiprocessing` children runs the worker's program from the beginning;
@@ -88,6 +89,14 @@ def children(pid: int) -> list[int]:
             with contextlib.suppress(OSError):
                 found += [int(entry)] if stat_of(entry)[1] == str(pid) else []
     return found
+
+
+def is_fork_server(pid: int) -> bool:
+    """Return whether the process is the one from which kungfu-run forks workers (`launcher.agent.fork_program`)."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text() == f"{FORK_SERVER}\n"
+    except OSError:
+        return False
 
 
 def descendants(pid: int) -> list[int]:

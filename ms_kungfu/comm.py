@@ -117,8 +117,8 @@ class AllReduce:
         out: the array for the result.
 
     Raises:
-        ValueError: if `op` is unknown; if `array` would have to be copied; or if `out` has a different
-            shape or dtype than `array`, or partly overlaps `array`.
+        ValueError: if `op` is unknown, if `array` would have to be copied, or if `out` partly overlaps
+            `array`. Also if `out` has a different shape or dtype than `array`.
         TypeError: if the dtype isn't supported, or if `array` or `out` isn't a NumPy array.
     """
 

@@ -66,8 +66,8 @@ class ShardedStep:
 
     Raises:
         ValueError: if an optimizer averages models instead of gradients, overlaps its reduction, or
-            sums over the workers; if a column doesn't come from the iterator; or if the device isn't a
-            CPU.
+            sums over the workers. Also if a column doesn't come from the iterator, or if the device
+            isn't a CPU.
         KungFuError: if the object is called outside a step of an `ElasticDataset` with shards.
         DivergenceError: on all workers, in the first step with a new worker. One cause is that the
             workers have different versions, instruction sets or numbers of cores. Another cause is that

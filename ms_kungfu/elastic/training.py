@@ -49,8 +49,8 @@ class ElasticTraining:
 
     Args:
         trained: everything that training changes: cells, optimizers, lists of Parameters, or objects
-            that contain Parameters (such as a ``DynamicLossScaler``). MindSpore's own schedulers of these
-            optimizers are found automatically. Schedulers of other classes must be in `trained`.
+            that contain Parameters (such as a ``DynamicLossScaler``). MindSpore's own schedulers of
+            these optimizers are found automatically. Schedulers of other classes must be in `trained`.
         schedule: ``{step: size}``, ``"10:2,20:4"`` (2 workers as soon as 10 steps are done, ...) or a
             function of the step that returns a size or None. If `schedule` is None, only the config
             server resizes the cluster.

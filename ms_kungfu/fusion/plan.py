@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class Gradient(NamedTuple):
-    """The properties of a gradient that the plan needs. The name and size are those of the parameter."""
+    """What the plan needs of a gradient. The name and size are those of the parameter."""
 
     name: str
     """The parameter's name."""

@@ -20,11 +20,14 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_CHANGES = re.compile(r"environ|putenv|setenv|CDLL|dlopen|affinity|rlimit|start_method|\bfork\b|signal|sys\.path")
+_CHANGES = re.compile(
+    r"environ|putenv|setenv|CDLL|dlopen|affinity|rlimit|start_method|\bfork\b|signal|warnings|sys\.(path|modules)"
+    r"|import_module|__import__|\b(exec|eval)\("
+)
 _FORBIDDEN = (
     "GLOG_log_dir",
     "GLOG_logtostderr",
@@ -36,6 +39,7 @@ _FORBIDDEN = (
     "PYTHONSAFEPATH",
 )
 _OTHERS = ("numpy", "ms_kungfu")
+_UNKNOWN = "?"
 _FLAG = re.compile(r"-[uOBbq]+")
 _FLAGS_WITH_VALUE = ("-W", "-X")
 
@@ -71,8 +75,13 @@ def preloading_of(command: Sequence[str], environ: Mapping[str, str]) -> Preload
     try:
         folder = os.getcwd() if is_module else os.path.dirname(os.path.realpath(words[0]))
         path = Path(folder, *words[0].split(".")).with_suffix(".py") if is_module else Path(words[0])
-        if path.suffix == ".py" and path.is_file() and _Source(Path(folder)).imports_mindspore_first(path):
-            return Preloading((command[0], *flags), is_module, tuple(words), folder)
+        source = _Source(Path(folder))
+        if path.suffix != ".py" or not path.is_file() or not source.imports_mindspore_first(path):
+            return None
+        package = words[0].rpartition(".")[0]
+        if is_module and (path.with_suffix("").is_dir() or (package and not source.is_harmless(package))):
+            return None
+        return Preloading((command[0], *flags), is_module, tuple(words), folder)
     except (OSError, SyntaxError, ValueError):
         pass
     return None
@@ -95,12 +104,14 @@ class _Source:
             for name in _names(statement):
                 if name.split(".")[0] == "mindspore":
                     return True
-                if not self._is_harmless(name):
+                if not self.is_harmless(name):
                     return False
         return False
 
-    def _is_harmless(self, name: str) -> bool:
+    def is_harmless(self, name: str) -> bool:
         """Return whether the import of a module changes nothing that MindSpore's import depends on."""
+        if name == _UNKNOWN:
+            return False
         top = name.split(".")[0]
         if any(path.exists() for path in self._files(top)):
             return all(self._is_harmless_file(path) for path in self._files(name) if path.is_file())
@@ -113,8 +124,7 @@ class _Source:
         text = path.read_text()
         if _CHANGES.search(text):
             return False
-        statements = [each for each in ast.parse(text).body if isinstance(each, (ast.Import, ast.ImportFrom))]
-        return all(self._is_harmless(name) for each in statements for name in _names(each))
+        return all(self.is_harmless(name) for each in _imports(ast.parse(text)) for name in _names(each))
 
     def _files(self, name: str) -> list[Path]:
         """Return the files that an import of the module would run if the program's folder contains the module."""
@@ -123,11 +133,19 @@ class _Source:
         return [*packages, self._folder.joinpath(*parts).with_suffix(".py")]
 
 
+def _imports(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the imports that run when a module is imported, so not those in functions."""
+    for each in ast.iter_child_nodes(node):
+        if isinstance(each, (ast.Import, ast.ImportFrom)):
+            yield each
+        elif not isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield from _imports(each)
+
+
 def _names(statement: ast.Import | ast.ImportFrom) -> list[str]:
-    """Return the modules that a statement may import. A relative import gets a name that no module has."""
+    """Return the modules that a statement may import. `_UNKNOWN` stands for modules that the statement doesn't name."""
     if isinstance(statement, ast.Import):
         return [each.name for each in statement.names]
-    if statement.level:
-        return ["."]
-    assert statement.module is not None
+    if statement.level or statement.module is None or statement.names[0].name == "*":
+        return [_UNKNOWN]
     return [statement.module, *(f"{statement.module}.{each.name}" for each in statement.names)]

@@ -49,7 +49,8 @@ def run(
             of this program's script, and from ``sys.path[0]`` of this process, if these folders exist
             on the worker's node.
         num_workers: the number of workers, or ``(least, most)``. With two numbers, the job begins with
-            as many workers as the cluster has resources for. If nodes join or leave, the number changes.
+            as many workers as the cluster has resources for. If nodes join or leave, the number
+            changes.
         address: the cluster's address, as for ``ray.init``. It has no effect if the program has called
             ``ray.init`` already. By default the job runs on the cluster that ``RAY_ADDRESS`` names. If
             this isn't set, the job runs on a cluster that is running on this machine. If there is none,

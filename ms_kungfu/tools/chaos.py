@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
-from ms_kungfu._processes import children, descendants, end_launcher, ended_by_signals, stat_of
+from ms_kungfu._processes import children, descendants, end_launcher, ended_by_signals, is_fork_server, stat_of
 
 _MEMORY_SLACK = 1.3  # from the first to the second half of a process's samples, memory may grow by this factor
 _MEMORY_SLACK_BYTES = 64 << 20
@@ -178,7 +178,7 @@ class _Job:
 
     def workers(self) -> list[int]:
         supervisors = children(self.process.pid)
-        return [worker for supervisor in supervisors for worker in children(supervisor)]
+        return [pid for supervisor in supervisors for pid in children(supervisor) if not is_fork_server(pid)]
 
     def look(self) -> None:
         workers = self.workers()

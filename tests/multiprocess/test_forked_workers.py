@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ms_kungfu._processes import stat_of
+
 pytestmark = pytest.mark.timeout(120)
 
 GENERATOR = """
@@ -20,6 +22,16 @@ class _Generator:
     def __init__(self): self._seed = _Seed(int(np.random.randint(1 << 30)))
 def _random_seeded_generator(): return _Generator()
 default_generator = _random_seeded_generator()
+"""
+CONTEXT = """
+import os
+values = {"device_id": int(os.environ["DEVICE_ID"])}
+class ms_ctx_param:
+    device_id = "device_id"
+class MSContext:
+    @staticmethod
+    def get_instance(): return MSContext
+    set_param = values.__setitem__
 """
 IS_FORKED = "import gc\nforked = gc.get_freeze_count() > 0\n"
 
@@ -34,6 +46,7 @@ def program(script, tmp_path):
         (package / "__init__.py").write_text(f"import os\nprint('imported', flush=True)\n{more}\n")
         (package / "common" / "__init__.py").touch()
         (package / "common" / "generator.py").write_text(GENERATOR)
+        (package / "_c_expression.py").write_text(CONTEXT)
         return script("import mindspore\n" + IS_FORKED + text, name)
 
     return write
@@ -56,7 +69,8 @@ state = {
     "stdin": os.readlink("/proc/self/fd/0"), "cores": sorted(os.sched_getaffinity(0)),
     "stdout": [sys.stdout.line_buffering, sys.stdout.write_through, sys.stdout.encoding, sys.stdout.name],
     "environment": {k: v for k, v in os.environ.items() if not k.startswith("KUNGFU_") and k != "PROBE"},
-    "thread": threading.current_thread().name,
+    "thread": threading.current_thread().name, "native": threading.main_thread().native_id == os.getpid(),
+    "hook": sys.excepthook is sys.__excepthook__,
 }
 with open(os.environ["PROBE"], "w") as file:
     json.dump(state, file)
@@ -88,17 +102,20 @@ def test_forked_program_runs_in_the_same_state_as_a_started_one(words, program, 
     assert states[1]["orig_argv"][0] == python  # the program has run, and not only a part of it
 
 
-def test_workers_share_one_import_and_no_random_numbers(program, kungfu_run):
+def test_workers_share_one_import_and_nothing_of_their_own(program, kungfu_run):
     command = program(
-        "import random, numpy as np\nfrom mindspore.common import generator\n"
-        "print('worker', forked, random.random(), np.random.rand(), generator.default_generator._seed.value)\n"
+        "import multiprocessing, random\nimport numpy as np\nfrom mindspore import _c_expression\n"
+        "from mindspore.common import generator\n"
+        "print('worker', forked, random.random(), np.random.rand(), generator.default_generator._seed.value,\n"
+        "    _c_expression.values['device_id'], bytes(multiprocessing.current_process().authkey))\n"
     )
     job = kungfu_run("-prefix", "none", "-np", 3, *command)
     job.assert_exit(0)
     assert job.stdout.count("imported") == 1
     drawn = [line.split()[1:] for line in job.stdout if line.startswith("worker")]
     assert [forked for forked, *_ in drawn] == ["True"] * 3
-    for column in range(1, 4):
+    assert {values[4] for values in drawn} == {"0", "1", "2"}
+    for column in range(1, 6):
         assert len({values[column] for values in drawn}) == 3
 
 
@@ -186,6 +203,34 @@ def test_worker_with_another_environment_gets_a_fork_server_of_its_own(program, 
     assert sorted(line for line in job.stdout if line.startswith("threads")) == sorted(
         ["threads 1"] * (cores - 1) + [f"threads {cores}"]
     )
+
+
+def test_resize_that_is_cancelled_during_the_import_leaves_the_launcher_idle(
+    program, kungfu_run, start_module, tmp_path
+):
+    """The second worker needs another fork server, and leaves before that one is ready."""
+    more = "import time\nwhile len(os.sched_getaffinity(0)) == 1 and not os.path.exists('ready'): time.sleep(0.01)"
+    if len(os.sched_getaffinity(0)) != 2:
+        pytest.skip("the test needs two cores")
+    job = kungfu_run("-w", "-prefix", "none", "-np", 1, *program(WAITS, more))
+    job.wait_for(r"^pid (\d+) True")
+    folder = {"XDG_RUNTIME_DIR": str(job.runtime_dir)}
+    start_module("ms_kungfu.launcher", "resize", "2", environment=folder).wait()
+    job.wait_for("imported", 2)
+    start_module("ms_kungfu.launcher", "resize", "1", environment=folder).wait()
+    job.wait_for("worker dismissed: worker 1")
+    (supervisor,) = [pid for pid in job.processes() if Path(f"/proc/{pid}/comm").read_text() == "kungfu-guard\n"]
+    (tmp_path / "ready").touch()
+    before = used_s(supervisor)
+    time.sleep(1)
+    assert used_s(supervisor) - before < 0.5
+    (tmp_path / "go").touch()
+    job.assert_exit(0)
+
+
+def used_s(pid):
+    """Processor time in seconds."""
+    return sum(map(int, stat_of(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_import_that_hangs_only_in_the_fork_server_delays_the_workers(program, start_module, tmp_path):

@@ -35,7 +35,7 @@ def test_worker_whose_cores_are_offline_starts_unpinned(cores, allowed, given, c
     machine = SimpleNamespace(allowed_cores=lambda: allowed, environ={})
     begin, end = os.pipe()
     guard = SimpleNamespace(
-        start=lambda key, environment, cores, out, err: started.append(cores), fileno=lambda: begin, close=lambda: None
+        start=lambda key, environment, cores, *_, **__: started.append(cores), fileno=lambda: begin, close=lambda: None
     )
     output = SimpleNamespace(attach=lambda *_, held: tuple(os.open(os.devnull, os.O_WRONLY) for _ in range(2)))
     environment = {env.SELF.name: "here:1", env.INCARNATION.name: "0", env.STANDBY.name: None}
@@ -43,7 +43,7 @@ def test_worker_whose_cores_are_offline_starts_unpinned(cores, allowed, given, c
     claims = SimpleNamespace(extend=lambda cores: None)
 
     async def start():
-        workers = HostWorkers("here", machine, guard, output, {}, None, claims, lambda: 0, None, None, None)
+        workers = HostWorkers("here", machine, guard, output, {}, False, None, claims, lambda: 0, None, None, None)
         workers.start(Launch(0, "log", 5, False, environment, cores, 1, False))
         workers.close()
 

@@ -99,6 +99,35 @@ def test_own_modules_before_mindspore_are_read(decide):
         assert decide(text, modules={**harmless, name: source}) is None, name
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "try:\n    import torch\nexcept ImportError:\n    pass\n",
+        "from . import other\n",
+        "from lib import *\n",
+        "import importlib\nimportlib.import_module('torch')\n",
+        "import warnings\nwarnings.filterwarnings('ignore')\n",
+    ],
+)
+def test_own_module_with_an_import_that_cannot_be_read_forbids_it(source, decide):
+    assert decide("import part\nimport mindspore\n", modules={"part.py": source}) is None
+
+
+def test_import_in_a_function_does_not_run_before_mindspore(decide):
+    own = {"part.py": "def draw():\n    import torch\n"}
+    assert decide("import part\nimport mindspore\n", modules=own) is not None
+
+
+def test_package_of_a_module_runs_before_it(decide):
+    words = ["python", "-m", "lib.train"]
+    assert decide(words=words, modules={"lib/__init__.py": "", "lib/train.py": PLAIN}) is not None
+    assert decide(words=words, modules={"lib/__init__.py": "import os\nos.environ['A'] = 'b'\n"}) is None
+
+
+def test_package_hides_a_module_of_its_name(decide):
+    assert decide(words=["python", "-m", "train"], modules={"train/__main__.py": ""}) is None
+
+
 def test_own_module_hides_a_module_of_the_library(decide):
     assert decide("import queue\nimport mindspore\n") is not None
     own = {"queue.py": "import resource\nresource.setrlimit\n"}

@@ -34,8 +34,7 @@ def test_worker_pinned_to_offline_cores_runs_on_allowed_ones():
     guard = supervisor._SupervisorProcess(None, ["true"], None)
     guard._tell = lambda event: told.append(type(event).__name__)
     null = os.open(os.devnull, os.O_WRONLY)
-    guard._start(7, {}, [4095], [null, null])
-    os.close(null)
+    guard._start(supervisor.Start(7, False, {}, [4095], null, os.dup(null)))
     assert told == ["Started"]
     (pid,) = guard._leaders
     assert os.waitpid(pid, 0)[1] == 0

@@ -16,8 +16,8 @@ class NoiseScalePolicy(Policy):
     Each worker keeps its local batch size `b`, so `n` workers train ``B = n * b`` samples per step.
     With a learning rate that fits the batch, a step makes the fraction ``1 / (1 + noise_scale /
     B)`` of the progress of a step without noise. With `n` workers, a step takes ``t(n)`` seconds for
-    computation and communication. The policy measures ``t(n)`` at each size that the cluster reaches, and
-    extrapolates to other sizes.
+    computation and communication. The policy measures ``t(n)`` at each size that the cluster reaches,
+    and extrapolates to other sizes.
 
     For each size `n`, the policy computes how long training takes to make the progress that the
     current size `m` makes in H seconds. This takes ``H * progress rate(m) / progress rate(n)`` seconds,

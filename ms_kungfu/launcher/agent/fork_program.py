@@ -10,8 +10,8 @@ library.
    forks the worker and ends. The supervisor is a subreaper, so it becomes the parent of the worker.
 3. The worker waits until the supervisor has written a byte to its gate. The supervisor writes this byte after it has
    recorded the worker's process ID, so it misses no exit. If the supervisor closes the gate instead, the worker ends.
-4. Random numbers that were drawn before the fork are drawn again: two workers never begin with the same state of
-   `random`, of NumPy, or of MindSpore's default generator.
+4. A worker gets its own values for what the import has read or drawn: the device ID, the key of `multiprocessing`, and
+   random numbers. Two workers never begin with the same state of `random`, of NumPy, or of MindSpore's generator.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import ctypes
 import gc
 import importlib.util
 import json
+import multiprocessing
 import os
 import socket
 import sys
+import threading
 import types
 import warnings
 from importlib.machinery import SourceFileLoader
@@ -34,7 +36,7 @@ _MAX_MESSAGE = 1024 * 1024
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _SIGKILL = 9
-_NAME = "kungfu-forks"
+_NAME = "kungfu-forks"  # `_processes.FORK_SERVER`
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -60,7 +62,7 @@ def _preload() -> bool:
 
     with contextlib.suppress(ImportError):  # ms_kungfu imports it in each worker
         import msgspec  # noqa: F401
-    _seed_anew()  # fails with a MindSpore whose generator is different
+    _make_unique()  # fails with a MindSpore that keeps these values elsewhere
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python's warning about a fork beside other threads
         trial = os.fork()
@@ -72,10 +74,13 @@ def _preload() -> bool:
     return len(os.listdir("/proc/self/task")) == 1
 
 
-def _seed_anew() -> None:
+def _make_unique() -> None:
     import numpy as np
+    from mindspore._c_expression import MSContext, ms_ctx_param
     from mindspore.common import generator
 
+    MSContext.get_instance().set_param(ms_ctx_param.device_id, int(os.environ["DEVICE_ID"]))
+    multiprocessing.current_process().authkey = os.urandom(32)
     np.random.seed()
     generator.default_generator._seed.set_data(generator._random_seeded_generator()._seed)
 
@@ -96,9 +101,10 @@ def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
             for fd in (ours, workers, channel.detach()):
                 os.close(fd)
             return json.loads(text), fds
+        os.close(workers)  # so that `ours` ends if the worker couldn't be forked
         os.waitpid(between, 0)
         channel.send(os.read(ours, 16))
-        for fd in (ours, workers, *fds):
+        for fd in (ours, *fds):
             os.close(fd)
 
 
@@ -115,7 +121,7 @@ def _become_worker(request: dict[str, Any], fds: list[int], name: bytes) -> None
     for fd in fds:
         os.close(fd)
     if request["cores"]:
-        # This fails if the cpuset has just been changed. The worker then runs on any core.
+        # This fails if the cpuset has just been changed. The worker then runs on the fork server's cores.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, request["cores"])
     for variable, value in request["environment"].items():
@@ -123,7 +129,9 @@ def _become_worker(request: dict[str, Any], fds: list[int], name: bytes) -> None
             os.environ.pop(variable, None)
         else:
             os.environ[variable] = value
-    _seed_anew()
+    with contextlib.suppress(AttributeError):
+        threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # Python leaves the fork server's ID
+    _make_unique()
 
 
 def _run(is_module: bool, program: list[str]) -> None:
@@ -139,7 +147,7 @@ def _run(is_module: bool, program: list[str]) -> None:
         main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
         main.__dict__["__cached__"] = spec.cached
     else:
-        path = os.path.abspath(program[0])
+        path = os.path.join(os.getcwd(), program[0])
         main.__loader__ = SourceFileLoader("__main__", path)
         main.__dict__["__cached__"] = None
         with open(path, "rb") as file:
@@ -148,11 +156,15 @@ def _run(is_module: bool, program: list[str]) -> None:
     main.__dict__["__builtins__"] = builtins
     main.__dict__["__annotations__"] = {}
     sys.modules["__main__"] = main
-    exec(code, main.__dict__)
+    try:
+        exec(code, main.__dict__)
+    except BaseException:
+        _hide_own_frames()
+        raise
 
 
 def _hide_own_frames() -> None:
-    """Leave this file out of the traceback of an exception that ends the program."""
+    """Leave this file out of the traceback that Python is about to print."""
     show = sys.excepthook
 
     def without_own(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
@@ -164,13 +176,13 @@ def _hide_own_frames() -> None:
 
 
 def main() -> None:
-    settings = json.loads(sys.argv[1])
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    settings = json.loads(sys.argv[2])
     with open("/proc/self/comm", "rb") as file:
         name = file.read().strip()
     _libc.prctl(_PR_SET_NAME, _NAME.encode(), 0, 0, 0)
     shown = _CommandLine()
     shown.show([_NAME])
-    channel = socket.socket(fileno=settings["channel"])
     sys.argv = list(settings["program"])
     sys.orig_argv = [*settings["python"], *(["-m"] if settings["is_module"] else []), *sys.argv]
     sys.path[0] = settings["folder"]
@@ -187,7 +199,6 @@ def main() -> None:
         os._exit(1)
     _become_worker(request, fds, name)
     shown.show(sys.orig_argv)
-    _hide_own_frames()
     _run(settings["is_module"], settings["program"])
 
 

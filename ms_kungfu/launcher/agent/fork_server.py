@@ -9,6 +9,7 @@ If anything about the fork server fails, the supervisor starts the workers as us
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -35,15 +36,17 @@ _OF_ONE_WORKER = frozenset(
     or each in (env.RANK_ID, env.RANK_SIZE, env.PLAIN_RANK, env.WORLD_SIZE, env.PLAIN_LOCAL_RANK)
     or each in (env.LOCAL_WORLD_SIZE, env.DEVICE_ID)
 )
-# If the launcher sets one of these for a worker, the import of MindSpore may depend on the worker.
-_READ_AT_IMPORT = (env.CUDA_VISIBLE_DEVICES.name, env.ASCEND_RT_VISIBLE_DEVICES.name, env.MSRUN_SIZE.name)
 
 
 @dataclass(frozen=True)
 class Start:
-    """A worker to start. Its environment is `os.environ` with `changes`; None removes a variable."""
+    """A worker to start. Its environment is `os.environ` with `changes`; None removes a variable.
+
+    `has_device`: whether the worker uses a GPU or an Ascend device.
+    """
 
     key: int
+    has_device: bool
     changes: Mapping[str, str | None]
     cores: list[int]
     stdout: int
@@ -86,7 +89,7 @@ class ForkServer:
 
     def take(self, start: Start) -> bool:
         """Return whether the fork server will start this worker. If so, the worker is in `waiting` now."""
-        if self._preloading is None or any(start.changes.get(name) for name in _READ_AT_IMPORT):
+        if self._preloading is None or start.has_device or start.changes.get(env.MSRUN_SIZE.name):
             return False
         shared = {name: value for name, value in start.environment().items() if name not in _OF_ONE_WORKER}
         kind = shared, len(start.cores)
@@ -101,28 +104,29 @@ class ForkServer:
         return self.is_alive
 
     def _begin(self, preloading: Preloading, first: Start) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         told = {
-            "channel": theirs.fileno(),
             "python": preloading.python,
             "is_module": preloading.is_module,
             "program": preloading.program,
             "folder": preloading.folder,
         }
-        try:
-            self._process = subprocess.Popen(
-                [*preloading.python, str(_PROGRAM), json.dumps(told), *preloading.program],
-                env=first.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=first.stdout,
-                stderr=first.stderr,
-                pass_fds=[theirs.fileno()],
-                preexec_fn=self._prepare(first.cores),
-            )
-            self._channel, self._ready_until = ours, run_time() + _READY_S
-        except (OSError, subprocess.SubprocessError):
-            ours.close()
-        theirs.close()
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                self._process = subprocess.Popen(
+                    [*preloading.python, str(_PROGRAM), str(theirs.fileno()), json.dumps(told), *preloading.program],
+                    env=first.environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=first.stdout,
+                    stderr=first.stderr,
+                    pass_fds=[theirs.fileno()],
+                    preexec_fn=self._prepare(first.cores),
+                )
+                self._channel, self._ready_until = ours, run_time() + _READY_S
+            finally:
+                theirs.close()
+                if self._channel is None:
+                    ours.close()
 
     def is_ready(self) -> bool:
         """Return whether the fork server can fork workers now. If it has failed, `is_alive` is false from now on."""
@@ -142,22 +146,21 @@ class ForkServer:
         The worker runs when a byte has been written to its gate.
         """
         assert self._channel is not None
-        closed, gate = os.pipe()
         told = {
             "supervisor": os.getpid(),
             "cores": start.cores,
             "environment": {name: start.environment().get(name) for name in sorted(_OF_ONE_WORKER)},
         }
-        try:
-            self._channel.settimeout(_ANSWER_S)
-            socket.send_fds(self._channel, [json.dumps(told).encode()], [start.stdout, start.stderr, closed])
-            if pid := self._receive():
-                return int(pid), gate
-        except OSError:
-            pass
-        finally:
-            os.close(closed)
-        os.close(gate)
+        with contextlib.suppress(OSError):
+            closed, gate = os.pipe()
+            try:
+                self._channel.settimeout(_ANSWER_S)
+                socket.send_fds(self._channel, [json.dumps(told).encode()], [start.stdout, start.stderr, closed])
+                return int(self._receive()), gate
+            except (OSError, ValueError):  # an empty answer: the fork server couldn't fork
+                os.close(gate)
+            finally:
+                os.close(closed)
         self.give_up()
         return None
 
@@ -180,10 +183,11 @@ class ForkServer:
         self._preloading = None
 
     def close(self) -> None:
+        """End the fork server. The supervisor reaps it later, so a process that can't end now delays nothing."""
         if self._process is not None:
             assert self._channel is not None
             self._channel.close()
             self._process.kill()
-            self._process.wait()
+            self._process.returncode = 0
         self._process = self._channel = self._kind = None
         self._is_ready = False

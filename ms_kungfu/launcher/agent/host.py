@@ -54,8 +54,9 @@ class HostOfJob:
         # The workers find the broker by its address, and authenticate with the secret.
         environment = {env.BROKER.name: self._server.address, env.JOB_SECRET.name: secret}
         self.workers = HostWorkers(
-            registration.host, machine, supervisor, output, environment, send, claims, self._server.connections,
-            self.segments.report_transports, relay.forget_failed, self.segments.new_words,
+            registration.host, machine, supervisor, output, environment, registration.device_kind is not None, send,
+            claims, self._server.connections, self.segments.report_transports, relay.forget_failed,
+            self.segments.new_words,
         )  # fmt: skip
         relay.on_placed = self.workers.placed
 

@@ -10,8 +10,9 @@ descendants and exits. It is a separate process, and the parent of the workers, 
 - The supervisor is a child subreaper. A descendant that loses its parent becomes a child of the supervisor, even if the
   descendant has left its process group by setsid. So if the supervisor kills its children until it has none, it has
   killed all its descendants.
-- Only the supervisor forks, reaps and signals workers. So a signal never goes to a process ID that now belongs to
-  another process. The supervisor has one thread, so no other thread can hold a lock between fork and exec.
+- Only the supervisor reaps and signals workers. So a signal never goes to a process ID that now belongs to
+  another process. The supervisor and the fork server, which fork workers, have one thread each, so no other thread can
+  hold a lock at the fork.
 - If the supervisor itself is killed, the kernel kills the workers (PR_SET_PDEATHSIG). The launcher is also a subreaper,
   and kills the workers' descendants. These survive only if launcher and supervisor are killed at the same instant.
 """
@@ -95,7 +96,14 @@ class Supervisor:
         return self._channel.fileno()
 
     def start(
-        self, key: int, environment: Mapping[str, str | None], cores: Iterable[int], stdout: int, stderr: int
+        self,
+        key: int,
+        environment: Mapping[str, str | None],
+        cores: Iterable[int],
+        stdout: int,
+        stderr: int,
+        *,
+        has_device: bool,
     ) -> None:
         """Start a worker. An event (`next_event`) reports whether this has succeeded.
 
@@ -105,8 +113,9 @@ class Supervisor:
             cores: the cores on which the worker may run. If this is empty, it may run on all cores.
             stdout: the descriptor for the worker's stdout.
             stderr: the descriptor for the worker's stderr.
+            has_device: whether the worker uses a GPU or an Ascend device.
         """
-        message = {"start": key, "environment": dict(environment), "cores": sorted(cores)}
+        message = {"start": key, "environment": dict(environment), "cores": sorted(cores), "has_device": has_device}
         with contextlib.suppress(OSError):  # the supervisor has ended; next_event reports that
             socket.send_fds(self._channel, [_encode(message)], [stdout, stderr])
 
@@ -297,7 +306,9 @@ class _SupervisorProcess:
 
     def _obey(self, request: dict[str, Any], fds: list[int]) -> None:
         if "start" in request:
-            self._start(request["start"], request["environment"], request["cores"], fds)
+            start = Start(request["start"], request["has_device"], request["environment"], request["cores"], *fds)
+            fds.clear()  # `start` closes them
+            self._start(start)
         elif "signal" in request:
             self._signal(request["signal"], request["key"])
         else:
@@ -313,8 +324,7 @@ class _SupervisorProcess:
                 with contextlib.suppress(OSError):
                     os.killpg(pid, number)
 
-    def _start(self, key: int, changes: dict[str, str | None], cores: list[int], fds: list[int]) -> None:
-        start = Start(key, changes, cores, os.dup(fds[0]), os.dup(fds[1]))
+    def _start(self, start: Start) -> None:
         if self._forks.take(start):
             self._start_waiting()
         else:
@@ -322,7 +332,8 @@ class _SupervisorProcess:
 
     def _start_waiting(self) -> None:
         """Fork the workers that wait for the fork server. If it has failed, start them as usual."""
-        while self._forks.waiting and (self._forks.is_ready() or not self._forks.is_alive):
+        is_ready = self._forks.is_ready()
+        while self._forks.waiting and (is_ready or not self._forks.is_alive):
             start = self._forks.waiting.pop(0)
             forked = self._forks.fork(start) if self._forks.is_alive else None
             if forked is None:

@@ -36,6 +36,7 @@ class HostWorkers:
         supervisor: the supervisor of the workers.
         output: the workers' output.
         environment: this host's changes to the environment of all workers.
+        has_devices: whether the host has GPUs or Ascend devices for the workers.
         send: sends a message to the current controller.
         claims: the cores that the job has claimed on this host.
         connected: returns how many processes are connected to the broker.
@@ -46,10 +47,11 @@ class HostWorkers:
 
     def __init__(
         self, name: str, machine: Machine, supervisor: Supervisor, output: Output, environment: dict[str, str],
-        send: Callable[[m.FromHost], None], claims: CoreClaims, connected: Callable[[], int],
+        has_devices: bool, send: Callable[[m.FromHost], None], claims: CoreClaims, connected: Callable[[], int],
         before_exit: Callable[[], None], after_exit: Callable[[], None], words: Callable[[], m.Words],
     ) -> None:  # fmt: skip
         self._name, self._machine, self._supervisor, self._output = name, machine, supervisor, output
+        self._has_devices = has_devices
         self._environment, self._send, self._claims, self._connected = environment, send, claims, connected
         self._before_exit, self._after_exit, self._words = before_exit, after_exit, words
         self._loop = asyncio.get_running_loop()
@@ -128,7 +130,9 @@ class HostWorkers:
         except OSError as error:
             raise OSError(error.errno, f"was not started: no pipe for its output: {error.strerror}") from None
         try:
-            self._supervisor.start(launch.key, environment, self._allowed(launch), stdout, stderr)
+            self._supervisor.start(
+                launch.key, environment, self._allowed(launch), stdout, stderr, has_device=self._has_devices
+            )
         finally:
             close_all((stdout, stderr))
 

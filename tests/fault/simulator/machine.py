@@ -169,7 +169,7 @@ class Guard:
     def next_event(self):
         return self.events.pop(0)
 
-    def start(self, key, environment, cores, stdout, stderr):
+    def start(self, key, environment, cores, stdout, stderr, *, has_device):
         world, host = self._world, self._host
         environ = {name: value for name, value in environment.items() if value is not None}
         environ[env.JOIN_TIMEOUT.name] = str(JOIN_TIMEOUT_S)
