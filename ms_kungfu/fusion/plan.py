@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class Gradient(NamedTuple):
-    """What the plan needs of a gradient. The name and size are those of the parameter."""
+    """A gradient, described by its parameter's name and size."""
 
     name: str
     """The parameter's name."""

@@ -205,9 +205,7 @@ def test_worker_with_another_environment_gets_a_fork_server_of_its_own(program, 
     )
 
 
-def test_resize_that_is_cancelled_during_the_import_leaves_the_launcher_idle(
-    program, kungfu_run, start_module, tmp_path
-):
+def test_resize_cancelled_during_the_import_leaves_no_busy_loop(program, kungfu_run, start_module, tmp_path):
     """The second worker needs another fork server, and leaves before that one is ready."""
     more = "import time\nwhile len(os.sched_getaffinity(0)) == 1 and not os.path.exists('ready'): time.sleep(0.01)"
     if len(os.sched_getaffinity(0)) != 2:
