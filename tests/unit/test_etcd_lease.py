@@ -11,9 +11,12 @@ import pytest
 
 from ms_kungfu import _run_loop
 from ms_kungfu._run_time import MOST_GAP_S, run_time
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.cluster_store import StoreUnreachableError
 from ms_kungfu.errors import ConfigServerError
 from ms_kungfu.launcher.controller.etcd_lease import EtcdLease
+from ms_kungfu.launcher.state.hosts import Host
+from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot
 from ms_kungfu.launcher.state.lost_hosts import Leases
 
 SLOW_S = 0.6  # more than an entry takes without a hold
@@ -26,14 +29,19 @@ class Lease:
         self.lease_s = lease_s
         self.renewed = asyncio.Event()
         self.trouble: ConfigServerError | None = None
+        self.calls: list[Any] = []
 
     def renew(self) -> None:
         if self.trouble is not None:
             raise self.trouble
         self.renewed.set()
 
-    def write(self, document: object) -> None:
+    def write(self, document: dict[str, Any]) -> None:
         self.renew()
+        self.calls.append(document.get("alive"))
+
+    def leave(self) -> None:
+        self.calls.append("leave")
 
 
 class Machine:
@@ -46,11 +54,12 @@ class Machine:
 
 
 def held(lease: Lease, machine: Machine, holds: list[bool]) -> EtcdLease:
-    term: Any = SimpleNamespace(lease=lease, guard=lambda store: None)
+    term: Any = SimpleNamespace(lease=lease, guard=lambda store: None, snapshot=TAKEN)
     return EtcdLease(term, machine, "etcd://e/job", "a", lambda why: None, lambda: None, holds.append)  # type: ignore[arg-type]
 
 
 SNAPSHOT: Any = SimpleNamespace(to_json=dict)
+TAKEN = LeaderSnapshot("j", "a", Cluster((PeerID("a", 10000),)), (Host("a", 1), Host("b", 1)), before=("b",))
 
 
 def test_slow_renewal_holds_no_deadline_and_slow_entry_does() -> None:
@@ -99,6 +108,22 @@ def test_failed_renewal_holds_the_deadlines_until_one_succeeds() -> None:
         await own.time_to_ask()
         assert holds == [True, False]
         assert own.store_error is None
+
+    asyncio.run(main())
+
+
+def test_lease_is_released_once_the_snapshot_says_its_host_is_alive() -> None:
+    async def main() -> None:
+        lease = Lease(lease_s=3600.0)
+        own = held(lease, Machine(), [])
+        lease.trouble = StoreUnreachableError("it is away")
+        stepping = asyncio.ensure_future(own.step_down(["a"]))
+        await asyncio.sleep(0.01)
+        assert not own.has_stepped_down
+        lease.trouble = None
+        await asyncio.wait_for(stepping, 60.0)
+        assert own.has_stepped_down
+        assert lease.calls == [("a",), "leave"]
 
     asyncio.run(main())
 

@@ -6,7 +6,10 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.controller.gathering import HostGathering
+from ms_kungfu.launcher.state.hosts import Host
+from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot
 
 
 async def no_time() -> float:
@@ -64,3 +67,14 @@ def test_unconfirmed_host_is_not_awaited_for_longer_than_a_missing_one() -> None
         assert found.is_closed
 
     asyncio.run(main())
+
+
+def test_host_of_a_controller_that_stepped_down_is_not_silent() -> None:
+    hosts = tuple(Host(name, 1) for name in "abc")
+    second = LeaderSnapshot("j", "a", Cluster((PeerID("a", 10000),)), hosts).taken_by("b")
+    left = LeaderSnapshot.from_json(second.left_by("b", ["b", "c"]).to_json())
+    assert second.taken_by("c").silent == {"a", "b"}
+    assert left.taken_by("c").silent == {"a"}
+    assert left.taken_by("c").left_by("c", ["c"]).taken_by("b").silent == {"a"}
+    assert left.taken_by("b").taken_by("c").silent == {"a", "b"}, "it took the lease again, and lost it"
+    assert second.left_by("b", ["a", "b"]).taken_by("c").silent == frozenset()

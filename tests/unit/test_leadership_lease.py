@@ -233,7 +233,7 @@ def test_cancelled_call_holds_deadlines_until_the_store_answers(monkeypatch):
             held.set()
 
         machine = SimpleNamespace(in_thread=lambda function: answer.wait())
-        term = SimpleNamespace(lease=SimpleNamespace(lease_s=0.002))
+        term = SimpleNamespace(lease=SimpleNamespace(lease_s=0.002), snapshot=None)
         leader = etcd_lease.EtcdLease(term, machine, "", "a", lambda why: None, lambda: None, on_store_awaited)
         call = asyncio.ensure_future(leader._call(lambda: None))
         await held.wait()

@@ -45,7 +45,7 @@ def look_for_the_next_controller(
             return 20.0 * looks
 
     machine: Any = SimpleNamespace(
-        in_thread=in_thread, environ={"KUNGFU_JOIN_TIMEOUT": "60"}, time=lambda: 0.0,
+        in_thread=in_thread, environ={"KUNGFU_JOIN_TIMEOUT": "60"}, time=lambda: 0.0, monotonic=lambda: 0.0,
         open_leadership=lambda url, timeout_s: SimpleNamespace(look=answer),
     )  # fmt: skip
     b = SimpleNamespace(name="b")

@@ -26,7 +26,7 @@ from ms_kungfu.launcher.control import NoAnswerError, RefusedError, call, call_o
 from ms_kungfu.launcher.machine import Machine
 from ms_kungfu.launcher.options import PROGRAM, Options
 from ms_kungfu.launcher.state.hosts import Host
-from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, Term, how_it_has_ended, moves
+from ms_kungfu.launcher.state.leader_snapshot import LeaderSnapshot, Pauses, Term, how_it_has_ended, moves
 from ms_kungfu.launcher.state.local_controller import LocalController
 from ms_kungfu.launcher.state.start_error import StartError
 from ms_kungfu.launcher.wire import messages as m
@@ -71,6 +71,7 @@ class Succession:
     is_known: bool = True
     silence: str = ""
     begun: float = 0.0
+    _pauses: Pauses = field(default_factory=lambda: Pauses(_LEASE_S))
     _lease: LeadershipLease | None = None  # the lease that this host has tried to acquire
     _logged: set[str] = field(default_factory=set)  # messages that are logged only once
 
@@ -206,6 +207,19 @@ class Succession:
 
         Return None if the job has ended or continues without this host.
         """
+        self._pauses = Pauses(self.lease_s)
+        running = asyncio.ensure_future(self._note_that_it_runs())
+        try:
+            return await self._next(trouble, host)
+        finally:
+            running.cancel()
+
+    async def _note_that_it_runs(self) -> None:
+        while True:
+            self._pauses.runs(self.machine.monotonic())
+            await asyncio.sleep(_LOOK_S)
+
+    async def _next(self, trouble: str, host: HostOfJob) -> AnyChannel | None:
         url, loop = str(self.options.config_server), asyncio.get_running_loop()
         keys, patience_s = self._keys(), env.JOIN_TIMEOUT.get(self.machine.environ)
         deadline, refused = loop.time() + patience_s, ""
@@ -269,7 +283,12 @@ class Succession:
             self.is_known = own in [each.name for each in snapshot.hosts]
             return await self._call(found.holder)
         is_free = not found.holder or (found.holder == own and is_new)
-        if is_free and controller is None:
+        # If all hosts were paused, a lease may have expired although its holder lives. This host leaves the holder the
+        # time to acquire the lease again: a holder that runs does so at once (`EtcdLease._until_it_is_time`). If this
+        # host acquired the lease now, it would take the holder for silent (`LeaderSnapshot.silent`).
+        # (`test_a_broken_protocol_is_found_out`.)
+        is_early = not found.holder and self._pauses.has_stood_still(self.machine.monotonic())
+        if is_free and controller is None and not is_early:
             await self._take(keys, found, snapshot, host)
         elif is_free and controller is not None and controller.store_error is not None:
             # Because of this error, the controller in this process can't acquire its lease again.

@@ -14,6 +14,12 @@ An entry is one new state of the snapshot.
    deadline, because renewals are frequent, and members seldom depend on them.
 5. If the controller fails at any of these points, the lease expires. The next controller carries out the decisions in
    the snapshot. No process knows of any other decision.
+6. A controller that gives up the lease on a living host (`step_down`) first writes an entry that says so. The entry
+   contains no other change, because a change could be half of a decision. The next controller waits for this host as
+   for any other host. The hosts of other earlier controllers count as silent: the lease of such a host expired, or the
+   host's launcher is ending (`leave`). An expired lease means nothing if the other hosts were paused as well. So after
+   a pause, a host leaves a free lease to the last holder for a moment (`Succession._follow`).
+   (`test_a_broken_protocol_is_found_out`.)
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import Any, Callable
 
 from ms_kungfu._run_time import MOST_GAP_S
@@ -73,6 +79,7 @@ class EtcdLease:
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
         self._under_way: asyncio.Future[None] | None = None  # the last call of a function of the lease
+        self._last = term.snapshot  # the newest entry that this controller has tried to write
         self._time = TimeToAsk(self.lease.lease_s)
         self._keeping: asyncio.Future[None] | None = None
         # the newest cluster version that the members may be notified of, and the newest one for which a call waits
@@ -128,7 +135,8 @@ class EtcdLease:
 
     async def acquire(self, snapshot: Callable[[], LeaderSnapshot]) -> None:
         """Acquire the lease before the job begins."""
-        term, document = self.term, snapshot().to_json()
+        self._last = snapshot()
+        term, document = self.term, self._last.to_json()
         deadline = self._loop.time() + self.lease.lease_s
         while True:
             try:
@@ -271,9 +279,9 @@ class EtcdLease:
     async def _write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
         lease, is_logged = self.lease, False
         while not self.has_stepped_down:
-            document = snapshot().to_json()
+            self._last = snapshot()
             try:
-                await self._call(functools.partial(lease.write, document), _LONG_S)
+                await self._call(functools.partial(lease.write, self._last.to_json()), _LONG_S)
                 return True
             except LeadershipLostError:
                 raise
@@ -327,17 +335,24 @@ class EtcdLease:
             _log.warning('leadership lost: reason="%s"', sentence)
             self._on_step_down(reason)
 
-    async def step_down(self) -> None:
+    async def step_down(self, registered: Collection[str]) -> None:
         """Give up the lease because this host was paused.
 
-        Hosts that have left this controller register only with another controller.
+        Hosts that have left this controller register only with another controller. `registered`: the hosts that are
+        registered with this controller.
         """
-        async with self._lock:
-            self._lose_lease(
-                "this host was paused, and other hosts have left it: another host decides for the job from now on"
-            )
-            with contextlib.suppress(ConfigServerError):  # if this fails, the lease expires
-                await self._call(self.lease.leave)
+
+        async def give_up() -> None:
+            last = self._last
+            assert last is not None
+            if await self.write(lambda: last.left_by(self._own, registered)):
+                self._lose_lease(
+                    "this host was paused, and other hosts have left it: another host decides for the job from now on"
+                )
+                with contextlib.suppress(ConfigServerError):  # if this fails, the lease expires
+                    await self._call(self.lease.leave)
+
+        await self.act(give_up)
 
     async def leave(self) -> None:
         """Give up the lease because this host leaves.

@@ -89,13 +89,13 @@ class HostGathering:
             asking.cancel()
 
     async def gather_again(
-        self, timeout_s: float, before: Collection[str], time_to_ask: Callable[[], Awaitable[float]]
+        self, timeout_s: float, silent: Collection[str], time_to_ask: Callable[[], Awaitable[float]]
     ) -> None:
         """Wait until each host of a running job has registered with this controller, or is no longer expected to.
 
-        Hosts on which earlier controllers ran (`before`) have already been silent for long enough, so this controller
-        waits for them only a moment. Each other host has to register before `time_to_ask` reaches `timeout_s`. By
-        then, the host has been able to find this controller for `timeout_s`.
+        Hosts of earlier controllers that lost the lease (`silent`) have already been silent for long enough, so this
+        controller waits for them only a moment. Each other host has to register before `time_to_ask` reaches
+        `timeout_s`. By then, the host has been able to find this controller for `timeout_s`.
 
         A registered host counts only when it is confirmed. While this controller is paused, a host may register,
         leave, and register again before this controller reads the first registration.
@@ -103,7 +103,7 @@ class HostGathering:
         """
         begun = self._loop.time()
         while missing := self._missing_or_unconfirmed():
-            if set(missing) <= set(before):
+            if set(missing) <= set(silent):
                 left_s = begun - self._loop.time() + _ONCE_MORE_S
             else:
                 left_s = timeout_s / 8 if await time_to_ask() < timeout_s else 0.0

@@ -6,7 +6,7 @@ decides.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import TYPE_CHECKING, Any, Callable, Protocol
 
 if TYPE_CHECKING:
@@ -109,8 +109,11 @@ class Leadership(Protocol):
         """
         ...
 
-    async def step_down(self) -> None:
-        """Step down because this host was paused and other hosts have left its controller."""
+    async def step_down(self, registered: Collection[str]) -> None:
+        """Step down because this host was paused and other hosts have left its controller.
+
+        `registered`: the hosts that are registered with this controller. The snapshot says that they are alive.
+        """
 
     async def leave(self) -> None:
         """Step down because this host leaves the job."""
@@ -157,7 +160,7 @@ class NoElection:
     async def until_it_may_be_said(self, version: int, is_over: Callable[[], bool]) -> bool:
         return True
 
-    async def step_down(self) -> None: ...
+    async def step_down(self, registered: Collection[str]) -> None: ...
 
     async def leave(self) -> None: ...
 

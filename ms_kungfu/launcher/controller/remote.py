@@ -81,11 +81,14 @@ class RemoteHosts:
             self._start.cpu_isa = settle({name: agent.cpu_isa for name, agent in self.agents.items()})
 
     async def gather_again(
-        self, timeout_s: float, before: Collection[str], time_to_ask: Callable[[], Awaitable[float]]
+        self, timeout_s: float, silent: Collection[str], time_to_ask: Callable[[], Awaitable[float]]
     ) -> None:
         """Wait until each host of a running job has registered with this controller, or is no longer expected to."""
         self.reachability.watch()
-        await self.gathering.gather_again(timeout_s, before, time_to_ask)
+        await self.gathering.gather_again(timeout_s, silent, time_to_ask)
+
+    def registered(self) -> list[str]:
+        return [agent.name for agent in self.reachability.living()]
 
     def attend(self, workers: Workers) -> None:
         """From now on, pass messages from the hosts to `workers`."""

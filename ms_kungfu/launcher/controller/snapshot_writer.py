@@ -75,7 +75,7 @@ class SnapshotWriter:
     async def _note_and(self, lost: str, act: Callable[[], None]) -> None:
         job = self.job
         if job.leadership.has_stood_still:
-            await job.leadership.step_down()
+            await job.leadership.step_down(() if job.remote is None else job.remote.registered())
         noted = await self.note(lost=lost)
         self._being_removed.discard(lost)
         if noted and not job.course.is_over and lost not in job.coordinator.hosts.lost:

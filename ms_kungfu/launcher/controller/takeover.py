@@ -60,11 +60,11 @@ async def take_over(
     coordinator.resume_failures(*snapshot.failures)
     desired, _ = await asyncio.gather(
         _desired(job.machine, store),
-        remote.gather_again(options.host_timeout_s or _GATHER_S, frozenset(snapshot.before), leadership.time_to_ask),
+        remote.gather_again(options.host_timeout_s or _GATHER_S, snapshot.silent, leadership.time_to_ask),
     )
     missing = remote.gathering.missing()
     if missing and remote.was_left:
-        await leadership.step_down()
+        await leadership.step_down(remote.registered())
         return None
     manager = job.manager = new_manager()
     job.course.begins()
@@ -85,12 +85,13 @@ async def take_over(
     if snapshot.finishing:
         job.course.finishes()
     newest = coordinator.newest
+    lost = [worker for worker in current.workers if worker.host in snapshot.lost]
+    coordinator.resume_losses(lost)
     resume(manager, snapshot.versions, remote.reports, newest if newest.version > current.version else None)
     job.begun.cpu_isa = max((report.cpu_isa for report in remote.reports.values()), default="") or None
     manager.cores.resume(max((report.cores for report in remote.reports.values()), default=0))
     coordinator.leaving |= {PeerID.parse(peer) for report in remote.reports.values() for peer in report.leaving}
     remote.catch_up()
-    lost = [worker for worker in current.workers if worker.host in snapshot.lost]
     verdict = coordinator.takes_over(lost, manager.processes.headcount())
     if verdict is not None:
         job.course.settle(verdict)

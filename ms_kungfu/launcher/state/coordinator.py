@@ -41,15 +41,21 @@ class Coordinator:
         """Return how the job reacts to `event`."""
         return policy.decide(event, replace(self._state, **vars(count), finished=self.finishing))
 
-    def takes_over(self, lost: Sequence[PeerID], count: Headcount) -> Verdict | None:
-        """Return how the job ends if no member is left when a controller takes over; None if a member is left.
+    def resume_losses(self, lost: Sequence[PeerID]) -> None:
+        """Record the members of the committed cluster that were on lost hosts, before this controller handles any exit.
 
-        `lost`: the members of the committed cluster that were on lost hosts. No agent can report that these members
-        have exited.
+        No agent can report that these members have exited. Without this record, the exit of a worker that has left the
+        cluster could end the job as if all members had finished.
         """
         if lost:
             lost_worker = f"worker {lost[0]} was on host {lost[0].host}, which was lost"
             self._state.first_failure = self._state.first_failure or Failure(lost_worker, 1, is_of_launcher=True)
+
+    def takes_over(self, lost: Sequence[PeerID], count: Headcount) -> Verdict | None:
+        """Return how the job ends if no member is left when a controller takes over; None if a member is left.
+
+        `lost`: the members that `resume_losses` has recorded.
+        """
         state = replace(self._state, **vars(count), finished=self.finishing and not lost)
         return policy.after_end("", state)
 

@@ -16,7 +16,7 @@ This module uses no clock and no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -55,10 +55,11 @@ class LeaderSnapshot(Struct, frozen=True):
         versions: the known cluster versions.
         finishing: whether a member has finished its program.
         end: the exit code and the last message of all launchers; None if the job hasn't ended.
-        before: the hosts of earlier controllers, which aren't expected to register. It is empty once this controller
-            has made a decision.
+        before: the hosts of earlier controllers, the previous one last. It is empty once this controller has made a
+            decision.
         failures: the value of `Coordinator.failures`.
         told: the job's past, which only `kungfu-run status` needs.
+        alive: the hosts, of `before` and `head`, that were alive when a controller gave up the lease.
     """
 
     job: str
@@ -71,12 +72,14 @@ class LeaderSnapshot(Struct, frozen=True):
     before: tuple[str, ...] = ()
     failures: tuple[Failure | None, Failure | None] = (None, None)
     told: Past | None = None
+    alive: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.to_builtins(
             LeaderSnapshotDocument(
                 self.job, self.head, ClusterPart.of(self.first), [(host.name, host.slots) for host in self.hosts],
                 self.versions.kept(), self.finishing, self.end, self.before, self.told, self.failures,
+                self.alive,
             )
         )  # fmt: skip
         return found
@@ -95,6 +98,7 @@ class LeaderSnapshot(Struct, frozen=True):
         return cls(
             found.job, found.head, found.first.cluster(), tuple(Host(*each) for each in found.hosts),
             ClusterVersions.of(found.versions), found.finishing, found.end, found.before, found.failures, found.told,
+            found.alive,
         )  # fmt: skip
 
     def taken_by(self, host: str) -> LeaderSnapshot:
@@ -104,7 +108,18 @@ class LeaderSnapshot(Struct, frozen=True):
         know.
         """
         heads = dict.fromkeys((*self.before, self.head))
-        return replace(self, head=host, before=tuple(head for head in heads if head != host))
+        before, alive = (tuple(head for head in each if head != host) for each in (heads, self.alive))
+        return replace(self, head=host, before=before, alive=alive)
+
+    def left_by(self, host: str, registered: Collection[str]) -> LeaderSnapshot:
+        """Return the snapshot that the controller on `host`, with which hosts are `registered`, leaves behind."""
+        known = (head for head in self.before if head in registered)
+        return replace(self, alive=tuple(dict.fromkeys((*self.alive, *known, host))))
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """Return the hosts that aren't expected to register: those whose controllers lost the lease, or ended."""
+        return frozenset(self.before).difference(self.alive)
 
     @property
     def lost(self) -> frozenset[str]:
@@ -179,7 +194,35 @@ class Term(Struct):
         store.led_since = lambda: self.lease.since
 
 
-class TimeToAsk:
+class Pauses:
+    """Notice that this host was paused for so long that a lease which it holds may have expired."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._ran_at: float | None = None
+        self._stood_still = -lease_s  # when the host was last paused
+
+    def runs(self, now: float) -> bool:
+        """Note that the host runs, at least every quarter of a lease. Return whether it was paused until now."""
+        is_late = self._is_late(now)
+        if is_late:
+            self._stood_still = now
+        self._ran_at = now
+        return is_late
+
+    def has_stood_still(self, now: float) -> bool:
+        """Return whether the host was paused a moment ago."""
+        return self._is_late(now) or now - self._stood_still < self._lease_s / 4
+
+    def _is_late(self, now: float) -> bool:
+        """Return whether the last call was too long ago.
+
+        A controller calls the store four times per lease, and each call may take half a lease.
+        """
+        return self._ran_at is not None and now - self._ran_at > 0.75 * self._lease_s
+
+
+class TimeToAsk(Pauses):
     """Count for how many seconds the other hosts have been able to find out which host holds the lease.
 
     The time between two of the store's answers to the controller counts, because the store was available then. If the
@@ -188,10 +231,8 @@ class TimeToAsk:
     """
 
     def __init__(self, lease_s: float) -> None:
-        self._lease_s = lease_s
-        self._asked: float | None = None  # the time of the last call
+        super().__init__(lease_s)
         self._answered: float | None = None  # the time of the last call that the store answered
-        self._stood_still = -lease_s  # when the controller was last stopped
         self.seconds = 0.0
 
     def answered(self, now: float) -> None:
@@ -204,21 +245,9 @@ class TimeToAsk:
         self._ask(now)
         self._answered = None
 
-    def has_stood_still(self, now: float) -> bool:
-        """Return whether the controller was stopped a moment ago."""
-        return self._is_late(now) or now - self._stood_still < self._lease_s / 4
-
     def _ask(self, now: float) -> None:
-        if self._is_late(now):
-            self.seconds, self._answered, self._stood_still = 0.0, None, now
-        self._asked = now
-
-    def _is_late(self, now: float) -> bool:
-        """Return whether the last call was too long ago.
-
-        The controller calls the store four times per lease, and each call may take half a lease.
-        """
-        return self._asked is not None and now - self._asked > 0.75 * self._lease_s
+        if self.runs(now):
+            self.seconds, self._answered = 0.0, None
 
 
 def all_losses(reports: Sequence[ResyncReport], version: int) -> list[Loss]:

@@ -112,8 +112,9 @@ class LeaderSnapshotDocument(Document):
 
     `job`: the name under which the launchers of the job write clusters. `head`: the host of the controller. `first`:
     the cluster that the job began with. `end`: the exit code and the last message, when the job has ended. `before`:
-    the hosts of earlier controllers, which aren't expected to register. `failures`: the first failure, and the first
-    failure that the program caused.
+    the hosts of earlier controllers. `failures`: the first failure, and the first failure that the program caused.
+    `alive`: the hosts of controllers that were alive when a controller gave up the lease. The next controller expects
+    them to register. It doesn't expect this of the other hosts in `before`.
     """
 
     job: Word
@@ -126,6 +127,7 @@ class LeaderSnapshotDocument(Document):
     before: Annotated[tuple[Word, ...], Meta(max_length=MOST)]
     told: Optional[Past]
     failures: tuple[Optional[Failure], Optional[Failure]] = (None, None)
+    alive: Annotated[tuple[Word, ...], Meta(max_length=MOST)] = ()
 
 
 # ---- the status ----
