@@ -17,6 +17,7 @@ is therefore forked only if these conditions hold, and is otherwise started as u
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
 import sys
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CHANGES = re.compile(
-    r"environ|putenv|setenv|CDLL|dlopen|affinity|rlimit|start_method|\bfork\b|signal|warnings|sys\.(path|modules)"
+    r"environ|putenv|setenv|CDLL|LoadLibrary|dlopen|affinity|rlimit|start_method|\bfork\b|signal|warnings|sys\.(path|modules)"
     r"|import_module|__import__|\b(exec|eval)\("
 )
 _FORBIDDEN = (
@@ -124,7 +125,7 @@ class _Source:
         text = path.read_text()
         if _CHANGES.search(text):
             return False
-        return all(self.is_harmless(name) for each in _imports(ast.parse(text)) for name in _names(each))
+        return all(self.is_harmless(name) for each in _that_run(ast.parse(text)) for name in _names(each))
 
     def _files(self, name: str) -> list[Path]:
         """Return the files that an import of the module would run if the program's folder contains the module."""
@@ -133,17 +134,24 @@ class _Source:
         return [*packages, self._folder.joinpath(*parts).with_suffix(".py")]
 
 
-def _imports(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the imports that run when a module is imported, so not those in functions."""
+def _that_run(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.Expr]:
+    """Yield the imports and the calls that run when a module is imported, so not those in functions."""
     for each in ast.iter_child_nodes(node):
-        if isinstance(each, (ast.Import, ast.ImportFrom)):
+        if isinstance(each, ast.Expr):
+            if not isinstance(each.value, ast.Constant):
+                yield each
+        elif isinstance(each, (ast.Import, ast.ImportFrom)):
             yield each
+        elif isinstance(each, ast.If) and "__name__" in ast.unparse(each.test):
+            yield from itertools.chain.from_iterable(map(_that_run, each.orelse))
         elif not isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            yield from _imports(each)
+            yield from _that_run(each)
 
 
-def _names(statement: ast.Import | ast.ImportFrom) -> list[str]:
-    """Return the modules that a statement may import. `_UNKNOWN` stands for modules that the statement doesn't name."""
+def _names(statement: ast.Import | ast.ImportFrom | ast.Expr) -> list[str]:
+    """Return the modules that a statement may import. `_UNKNOWN` stands for anything that can't be read."""
+    if isinstance(statement, ast.Expr):
+        return [_UNKNOWN]  # a call for its effect, such as `logging.setLoggerClass`
     if isinstance(statement, ast.Import):
         return [each.name for each in statement.names]
     if statement.level or statement.module is None or statement.names[0].name == "*":

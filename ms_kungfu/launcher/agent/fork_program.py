@@ -1,17 +1,20 @@
-"""The fork server's process. It imports MindSpore once, and then forks workers.
+"""Import MindSpore in a worker, fork the fork server, which forks other workers, and run the worker's program.
 
 `fork_server` runs this file with the interpreter of the workers' command. So the file imports only the standard
 library.
 
-1. The process has one thread whenever it forks a worker. NumPy's OpenBLAS starts threads while it is imported, but ends
-   them at each fork, and starts them again when it needs them. So the process forks once before it counts its threads.
-   If another thread is left, workers can't be forked.
-2. A worker is a child of the supervisor, as if the supervisor had started it: the fork server forks a process that
-   forks the worker and ends. The supervisor is a subreaper, so it becomes the parent of the worker.
-3. The worker waits until the supervisor has written a byte to its gate. The supervisor writes this byte after it has
-   recorded the worker's process ID, so it misses no exit. If the supervisor closes the gate instead, the worker ends.
-4. A worker gets its own values for what the import has read or drawn: the device ID, the key of `multiprocessing`, and
-   random numbers. Two workers never begin with the same state of `random`, of NumPy, or of MindSpore's generator.
+1. A process has one thread when it forks. NumPy's OpenBLAS starts threads while it is imported, but ends them at each
+   fork, and starts them again when it needs them. So the worker forks once before it counts its threads. If another
+   thread is left, the worker runs its program without a fork server.
+2. The fork server and the workers are children of the supervisor, as if the supervisor had started them: each is forked
+   by a process that ends at once. The supervisor is a subreaper, so it becomes their parent.
+3. A forked worker waits until the supervisor has written a byte to its gate. The supervisor writes this byte after it
+   has recorded the worker's process ID, so it misses no exit. If the supervisor closes the gate instead, the worker
+   ends.
+4. A forked worker gets its own values for what the import has read or drawn: the device ID, the key of
+   `multiprocessing`, and random numbers. Two workers never begin with the same state of `random`, of NumPy, or of
+   MindSpore's generator.
+5. If the import fails, the worker starts again without this file, so that it fails in its program.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import types
 import warnings
 from importlib.machinery import SourceFileLoader
@@ -69,9 +73,11 @@ def _preload() -> bool:
     if trial == 0:
         os._exit(0)
     os.waitpid(trial, 0)
+    if len(os.listdir("/proc/self/task")) > 1:
+        return False
     gc.collect()
     gc.freeze()  # so that the workers' garbage collections leave the shared pages as they are
-    return len(os.listdir("/proc/self/task")) == 1
+    return True
 
 
 def _make_unique() -> None:
@@ -83,6 +89,42 @@ def _make_unique() -> None:
     multiprocessing.current_process().authkey = os.urandom(32)
     np.random.seed()
     generator.default_generator._seed.set_data(generator._random_seeded_generator()._seed)
+
+
+def _fork_server(channel: socket.socket, supervisor: int) -> tuple[dict[str, Any], list[int]] | None:
+    """Fork the fork server. Return None in this worker, and the request and its descriptors in a forked worker."""
+    try:
+        between = os.fork()
+    except OSError:
+        return None
+    if between:
+        os.waitpid(between, 0)
+        return None
+    try:
+        parent = os.getpid()
+        if os.fork():
+            os._exit(0)
+        while os.getppid() == parent:
+            time.sleep(0.001)
+        _become_child_of(supervisor)
+        _libc.prctl(_PR_SET_NAME, _NAME.encode(), 0, 0, 0)
+        _CommandLine().show([_NAME])
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+        os.close(silent)
+        channel.send(str(os.getpid()).encode())
+        return _serve(channel)
+    except BaseException:  # the supervisor then starts workers as usual
+        os._exit(1)
+
+
+def _become_child_of(supervisor: int) -> None:
+    """Form a process group, and end with the supervisor, as each of its children does."""
+    os.setpgid(0, 0)
+    _libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    if os.getppid() != supervisor:  # the supervisor was killed before the line above ran
+        os._exit(1)
 
 
 def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -98,7 +140,7 @@ def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
                 os._exit(0)
             os.setpgid(0, 0)
             os.write(workers, str(os.getpid()).encode())
-            for fd in (ours, workers, channel.detach()):
+            for fd in (ours, workers):
                 os.close(fd)
             return json.loads(text), fds
         os.close(workers)  # so that `ours` ends if the worker couldn't be forked
@@ -108,14 +150,12 @@ def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
             os.close(fd)
 
 
-def _become_worker(request: dict[str, Any], fds: list[int], name: bytes) -> None:
+def _become_worker(request: dict[str, Any], fds: list[int], supervisor: int) -> None:
+    """Wait for the gate, and take over what the request says about this worker."""
     stdout, stderr, gate = fds
     if not os.read(gate, 1):
         os._exit(1)
-    _libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
-    if os.getppid() != request["supervisor"]:  # the supervisor was killed before the line above ran
-        os._exit(1)
-    _libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
+    _become_child_of(supervisor)
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
     for fd in fds:
@@ -150,17 +190,18 @@ def _run(is_module: bool, program: list[str]) -> None:
         path = os.path.join(os.getcwd(), program[0])
         main.__loader__ = SourceFileLoader("__main__", path)
         main.__dict__["__cached__"] = None
-        with open(path, "rb") as file:
-            code = compile(file.read(), path, "exec", dont_inherit=True)
+        try:
+            with open(path, "rb") as file:
+                source = file.read()
+        except OSError as error:
+            print(f"{sys.orig_argv[0]}: can't open file {path!r}: {error}", file=sys.stderr)
+            sys.exit(2)
+        code = compile(source, path, "exec", dont_inherit=True)
     main.__file__ = path
     main.__dict__["__builtins__"] = builtins
     main.__dict__["__annotations__"] = {}
     sys.modules["__main__"] = main
-    try:
-        exec(code, main.__dict__)
-    except BaseException:
-        _hide_own_frames()
-        raise
+    exec(code, main.__dict__)
 
 
 def _hide_own_frames() -> None:
@@ -177,30 +218,33 @@ def _hide_own_frames() -> None:
 
 def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
-    settings = json.loads(sys.argv[2])
+    settings = json.loads(channel.recv(_MAX_MESSAGE))
     with open("/proc/self/comm", "rb") as file:
         name = file.read().strip()
-    _libc.prctl(_PR_SET_NAME, _NAME.encode(), 0, 0, 0)
-    shown = _CommandLine()
-    shown.show([_NAME])
-    sys.argv = list(settings["program"])
-    sys.orig_argv = [*settings["python"], *(["-m"] if settings["is_module"] else []), *sys.argv]
+    is_module, program, supervisor = settings["is_module"], settings["program"], settings["supervisor"]
+    sys.argv = list(program)
+    sys.orig_argv = [*settings["python"], *(["-m"] if is_module else []), *program]
     sys.path[0] = settings["folder"]
-    try:
-        if not _preload():
-            os._exit(1)
-        channel.send(b"ready")
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        os.dup2(silent, 2)
-        os.close(silent)
-        request, fds = _serve(channel)
-    except BaseException:  # the supervisor then starts the workers as usual
-        os._exit(1)
-    _become_worker(request, fds, name)
+    shown = _CommandLine()
     shown.show(sys.orig_argv)
-    _run(settings["is_module"], settings["program"])
+    forked = None
+    try:
+        if _preload():
+            forked = _fork_server(channel, supervisor)
+    except Exception:
+        channel.close()
+        os.execvp(sys.orig_argv[0], sys.orig_argv)
+    channel.close()
+    if forked is not None:
+        _become_worker(*forked, supervisor)
+        _libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
+        shown.show(sys.orig_argv)
+    _run(is_module, program)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BaseException:
+        _hide_own_frames()
+        raise

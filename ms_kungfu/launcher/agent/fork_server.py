@@ -1,10 +1,14 @@
 """Start workers by forking a process that has imported MindSpore (`launcher/preloading.py` says for which programs).
 
-The fork server is a child of the supervisor. It starts when the first worker does, with that worker's environment and
-number of cores, because libraries read both while they are imported. A worker that needs others gets a fork server of
-its own kind, which replaces the previous one.
+The first worker imports MindSpore. Then it forks the fork server, which is a copy of it, and runs its program. Other
+workers are forked from the fork server (`fork_program`).
 
-If anything about the fork server fails, the supervisor starts the workers as usual: the fork server only saves time.
+1. Libraries read the environment and the number of cores while they are imported. So all workers of a fork server have
+   the same number of cores and, apart from the variables that describe one worker, the same environment. The first
+   worker of another kind forks another fork server, which replaces the previous one.
+2. Only the workers with which a job begins wait for the import. A worker that joins later is started as usual if there
+   is no fork server for it yet, because the controller expects its process ID at once.
+3. If anything about the fork server fails, workers are started as usual: the fork server only saves time.
 """
 
 from __future__ import annotations
@@ -12,14 +16,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING
 
 from ms_kungfu import env
+from ms_kungfu._processes import stat_of
 from ms_kungfu._run_time import run_time
 from ms_kungfu.broker_protocol import close_all
 
@@ -27,8 +32,8 @@ if TYPE_CHECKING:
     from ms_kungfu.launcher.preloading import Preloading
 
 _PROGRAM = Path(__file__).with_name("fork_program.py")
-_READY_S = 60.0
-_ANSWER_S = 10.0
+_IMPORT_S = 60.0
+_ANSWER_S = 2.0
 _OF_ONE_WORKER = frozenset(
     each.name
     for each in env.VARIABLES
@@ -52,6 +57,10 @@ class Start:
     stdout: int
     stderr: int
 
+    @property
+    def joins_later(self) -> bool:
+        return self.changes.get(env.PARKED.name) is not None
+
     def environment(self) -> dict[str, str]:
         return {name: value for name, value in {**os.environ, **self.changes}.items() if value is not None}
 
@@ -62,132 +71,113 @@ class Start:
 class ForkServer:
     """The fork server as the supervisor uses it. Used from one thread.
 
-    Args:
-        preloading: how to run the program, or None if its workers can't be forked.
-        prepare: returns what the fork server's process runs between fork and exec, given its cores.
+    `preloading`: how to run the program, or None if its workers can't be forked.
     """
 
-    def __init__(self, preloading: Preloading | None, prepare: Callable[[list[int]], Callable[[], None]]) -> None:
-        self._preloading, self._prepare = preloading, prepare
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, preloading: Preloading | None) -> None:
+        self._preloading = preloading
+        self._kind: tuple[dict[str, str], int] | None = None  # what all workers of the fork server have in common
         self._channel: socket.socket | None = None
-        self._kind: tuple[dict[str, str], int] | None = None  # what all workers of this process have in common
-        self._is_ready = False
-        self._ready_until = 0.0
+        self._pid: int | None = None  # None until MindSpore has been imported
+        self._import_until = 0.0
         self.waiting: list[Start] = []
-        """The workers that wait until MindSpore has been imported."""
+        """The workers that wait for the end of the import."""
 
-    def news(self) -> tuple[int, float] | None:
-        """Return when `is_ready` may return something new: if a descriptor is readable, or after a time in seconds."""
-        if self._channel is None or self._is_ready:
-            return None
-        return self._channel.fileno(), max(0.0, self._ready_until - run_time())
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process is not None
-
-    def take(self, start: Start) -> bool:
-        """Return whether the fork server will start this worker. If so, the worker is in `waiting` now."""
+    def suits(self, start: Start) -> bool:
+        """Return whether the worker may be forked from this fork server, or may become the process that forks it."""
         if self._preloading is None or start.has_device or start.changes.get(env.MSRUN_SIZE.name):
             return False
         shared = {name: value for name, value in start.environment().items() if name not in _OF_ONE_WORKER}
         kind = shared, len(start.cores)
-        if kind != self._kind:
-            if self.waiting:
-                return False
+        if kind != self._kind and not self.waiting:
             self.close()
-            self._begin(self._preloading, start)
             self._kind = kind
-        if self.is_alive:
-            self.waiting.append(start)
-        return self.is_alive
+        return kind == self._kind
 
-    def _begin(self, preloading: Preloading, first: Start) -> None:
+    def news(self) -> tuple[int, float] | None:
+        """Return what may end the import: a descriptor that becomes readable, or a time limit in seconds."""
+        if self._channel is None or self._pid is not None:
+            return None
+        return self._channel.fileno(), max(0.0, self._import_until - run_time())
+
+    def is_importing(self) -> bool:
+        """Return whether a worker is importing MindSpore and will then fork the fork server."""
+        if self._channel is None or self._pid is not None:
+            return False
+        try:
+            self._pid = int(self._channel.recv(64, socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            if run_time() < self._import_until:
+                return True
+            self.close()
+        except (OSError, ValueError):  # the worker has ended, or can't fork
+            self.close()
+        return False
+
+    def command(self) -> tuple[list[str], socket.socket] | None:
+        """Return the command of a worker that will fork the fork server, and the socket that its process inherits.
+
+        The caller closes the socket. Return None if this process has too few free descriptors.
+        """
+        assert self._preloading is not None
+        preloading = self._preloading
+        self.close_channel()
+        try:
+            self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            return None
         told = {
             "python": preloading.python,
             "is_module": preloading.is_module,
             "program": preloading.program,
             "folder": preloading.folder,
+            "supervisor": os.getpid(),
         }
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            try:
-                self._process = subprocess.Popen(
-                    [*preloading.python, str(_PROGRAM), str(theirs.fileno()), json.dumps(told), *preloading.program],
-                    env=first.environment(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=first.stdout,
-                    stderr=first.stderr,
-                    pass_fds=[theirs.fileno()],
-                    preexec_fn=self._prepare(first.cores),
-                )
-                self._channel, self._ready_until = ours, run_time() + _READY_S
-            finally:
-                theirs.close()
-                if self._channel is None:
-                    ours.close()
-
-    def is_ready(self) -> bool:
-        """Return whether the fork server can fork workers now. If it has failed, `is_alive` is false from now on."""
-        if self._channel is not None and not self._is_ready:
-            try:
-                self._is_ready = self._receive(socket.MSG_DONTWAIT) == b"ready"
-                failed = not self._is_ready
-            except BlockingIOError:  # MindSpore is still being imported
-                failed = run_time() >= self._ready_until
-            if failed:
-                self.give_up()
-        return self._is_ready
+        with contextlib.suppress(OSError):  # too long a command line: the worker starts as usual
+            self._channel.send(json.dumps(told).encode())
+        self._import_until = run_time() + _IMPORT_S
+        return [*preloading.python, str(_PROGRAM), str(theirs.fileno()), *preloading.program], theirs
 
     def fork(self, start: Start) -> tuple[int, int] | None:
-        """Fork a worker. Return its process ID and its gate, or None if the fork server has failed.
+        """Fork a worker. Return its process ID and its gate, or None if there is no fork server.
 
         The worker runs when a byte has been written to its gate.
         """
-        assert self._channel is not None
+        if self._channel is None or self._pid is None:
+            return None
         told = {
-            "supervisor": os.getpid(),
             "cores": start.cores,
             "environment": {name: start.environment().get(name) for name in sorted(_OF_ONE_WORKER)},
         }
         with contextlib.suppress(OSError):
-            closed, gate = os.pipe()
-            try:
-                self._channel.settimeout(_ANSWER_S)
-                socket.send_fds(self._channel, [json.dumps(told).encode()], [start.stdout, start.stderr, closed])
-                return int(self._receive()), gate
-            except (OSError, ValueError):  # an empty answer: the fork server couldn't fork
-                os.close(gate)
-            finally:
-                os.close(closed)
-        self.give_up()
+            if stat_of(self._pid)[0] not in "Tt":  # a stopped process would only cost the time limit
+                closed, gate = os.pipe()
+                try:
+                    self._channel.settimeout(_ANSWER_S)
+                    socket.send_fds(self._channel, [json.dumps(told).encode()], [start.stdout, start.stderr, closed])
+                    return int(self._channel.recv(64)), gate
+                except (OSError, ValueError):  # an empty answer: the fork server couldn't fork
+                    os.close(gate)
+                finally:
+                    os.close(closed)
+        self.close()
         return None
-
-    def _receive(self, flags: int = 0) -> bytes:
-        assert self._channel is not None
-        try:
-            return self._channel.recv(64, flags)
-        except ConnectionError:
-            return b""
 
     def has_exited(self, pid: int) -> None:
         """Tell that the supervisor has reaped this process, which may be the fork server."""
-        if self._process is not None and self._process.pid == pid:
-            self._process.returncode = 0  # so that `Popen` signals no other process that has got this ID since
-            self.give_up()
+        if pid == self._pid:
+            self.close_channel()
+            self._pid = None
 
-    def give_up(self) -> None:
-        """End the fork server, and start all further workers as usual."""
-        self.close()
-        self._preloading = None
+    def close_channel(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = None
 
     def close(self) -> None:
-        """End the fork server. The supervisor reaps it later, so a process that can't end now delays nothing."""
-        if self._process is not None:
-            assert self._channel is not None
-            self._channel.close()
-            self._process.kill()
-            self._process.returncode = 0
-        self._process = self._channel = self._kind = None
-        self._is_ready = False
+        """End the fork server. The supervisor reaps it later."""
+        self.close_channel()
+        if self._pid is not None:
+            with contextlib.suppress(OSError):
+                os.kill(self._pid, signal.SIGKILL)
+        self._pid = None

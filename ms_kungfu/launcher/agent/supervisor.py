@@ -249,7 +249,7 @@ class _SupervisorProcess:
     def __init__(self, channel: socket.socket, command: list[str], preloading: Preloading | None) -> None:
         self._channel = channel
         self._command = command
-        self._forks = ForkServer(preloading, _preparation)
+        self._forks = ForkServer(preloading)
         self._leaders: dict[int, int] = {}  # process ID of a group leader -> its worker's key
         self._remove: list[tuple[str, int]] = []
 
@@ -325,36 +325,50 @@ class _SupervisorProcess:
                     os.killpg(pid, number)
 
     def _start(self, start: Start) -> None:
-        if self._forks.take(start):
-            self._start_waiting()
-        else:
+        if not self._forks.suits(start):
             self._execute(start)
+        elif not self._forks.is_importing():
+            if not self._fork(start):
+                self._execute(start, forks_others=True)
+        elif start.joins_later:
+            self._execute(start)
+        else:
+            self._forks.waiting.append(start)
 
     def _start_waiting(self) -> None:
-        """Fork the workers that wait for the fork server. If it has failed, start them as usual."""
-        is_ready = self._forks.is_ready()
-        while self._forks.waiting and (is_ready or not self._forks.is_alive):
-            start = self._forks.waiting.pop(0)
-            forked = self._forks.fork(start) if self._forks.is_alive else None
-            if forked is None:
-                self._execute(start)
-                continue
-            pid, gate = forked
-            start.close()
-            self._leaders[pid] = start.key
-            self._tell(m.Started(start.key, pid))
-            with contextlib.suppress(OSError):  # the worker has been killed
-                os.write(gate, b"1")
-            os.close(gate)
+        """Start the workers that wait for the end of an import, if it has ended."""
+        if not self._forks.is_importing():
+            for start in self._forks.waiting:
+                if not self._fork(start):
+                    self._execute(start)
+            self._forks.waiting.clear()
 
-    def _execute(self, start: Start) -> None:
+    def _fork(self, start: Start) -> bool:
+        """Fork a worker. Return whether there is a fork server that could do so."""
+        forked = self._forks.fork(start)
+        if forked is None:
+            return False
+        pid, gate = forked
+        start.close()
+        self._leaders[pid] = start.key
+        self._tell(m.Started(start.key, pid))
+        with contextlib.suppress(OSError):  # the worker has been killed
+            os.write(gate, b"1")
+        os.close(gate)
+        return True
+
+    def _execute(self, start: Start, *, forks_others: bool = False) -> None:
+        """Start a worker. `forks_others`: whether it forks the fork server after it has imported MindSpore."""
+        forking = self._forks.command() if forks_others else None
+        command, channel = forking or (self._command, None)
         try:
             process = subprocess.Popen(
-                self._command,
+                command,
                 env=start.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=start.stdout,
                 stderr=start.stderr,
+                pass_fds=() if channel is None else (channel.fileno(),),
                 preexec_fn=_preparation(start.cores),
             )
         except (OSError, subprocess.SubprocessError) as error:
@@ -364,6 +378,8 @@ class _SupervisorProcess:
             return
         finally:
             start.close()
+            if channel is not None:
+                channel.close()
         process.returncode = 0  # `_reap` waits for the process, so Popen must not
         self._leaders[process.pid] = start.key
         self._tell(m.Started(start.key, process.pid))
