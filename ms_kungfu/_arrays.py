@@ -32,7 +32,8 @@ def native_input(value: ArrayLike) -> Array:
     if type(value) is not np.ndarray:
         if isinstance(value, np.ma.MaskedArray):
             raise TypeError(
-                "the mask of a masked array would be lost; pass array.filled(...), or both arrays separately"
+                "the mask of a masked array would be lost; pass array.filled(...), or its data and its mask as two "
+                "arrays"
             )
         value = np.asarray(value)
     if not value.flags.c_contiguous:
@@ -64,7 +65,7 @@ def movable(array: Array) -> tuple[Array, int, str]:
     if array.dtype.char in _NUMBERS or array.dtype.name == "bfloat16":
         return (*reducible(array), "")
     if array.dtype.hasobject:
-        raise TypeError(f"an array of {array.dtype} can't be shared; `comm.all_gather_object` collects objects")
+        raise TypeError(f"an array of {array.dtype} can't be shared; use `comm.all_gather_object` for objects")
     return array.reshape(-1).view(np.uint8), UINT8, f"{array.dtype}{array.shape} in bytes "
 
 

@@ -83,8 +83,8 @@ def reading_error(error: BaseException | None) -> BaseException | None:
 def lock_within(fd: int, limit_s: float) -> bool:
     """Lock an open file. If another process holds the lock, wait up to `limit_s` seconds.
 
-    Return whether this process got the lock. The kernel releases the lock if the process is killed. A process that
-    hangs while it holds the lock delays each other process by at most `limit_s`.
+    Return whether this process got the lock. The kernel releases the lock if the process is killed.
+    A process that hangs while it holds the lock delays every other process by at most `limit_s`.
 
     Raises:
         OSError: if the file system doesn't support such locks.

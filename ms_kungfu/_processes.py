@@ -1,4 +1,4 @@
-"""Helpers for this package's programs to handle processes: limits, relatives, signals and output."""
+"""Helpers for processes: resource limits, parent and child processes, signals and output."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def printing(program: str) -> Iterator[None]:
     Characters that the terminal lacks are escaped. If the reader ends early (`... | head`), further output is dropped.
     If the output can't be written, for example because the disk is full, the program ends with a message.
     """
-    if sys.stdout is None:  # >&-
+    if sys.stdout is None:  # e.g. after ">&-" in a shell
         sys.exit(f"{program}: the output can't be written: standard output is closed")
     with contextlib.suppress(AttributeError):  # another module may have replaced the stream
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

@@ -23,7 +23,7 @@ Received = TypeVar("Received")
 
 
 def gather_living(row: Array, name: str, nonzero: int | None = None) -> dict[int, Array]:
-    """Gather each rank's `row`, and return a dict from rank to row, sorted by rank; collective.
+    """Gather each rank's `row`, and return a dict from rank to row, sorted by rank (collective).
 
     All ranks in the result get the same result. It always contains the calling rank, and never a failed rank. All ranks
     must pass rows of the same shape and dtype.
@@ -45,7 +45,7 @@ def gather_living(row: Array, name: str, nonzero: int | None = None) -> dict[int
 
 
 def gather_json(value: Any, name: str) -> dict[int, Any]:
-    """Gather a value from each living rank as JSON, and return a dict from rank to value; collective."""
+    """Gather a value from each living rank as JSON, and return a dict from rank to value (collective)."""
     content = json.dumps(value).encode()
     lengths = gather_living(np.array([len(content)]), f"{name}/lengths")
     row = np.frombuffer(content.ljust(max(int(length[0]) for length in lengths.values()), b"\0"), dtype=np.uint8)
@@ -55,7 +55,7 @@ def gather_json(value: Any, name: str) -> dict[int, Any]:
 
 
 def broadcast_text(text: str, root: int, name: str = "kungfu/text") -> str:
-    """Return the root's `text` at every worker; collective. The `text` of other workers is ignored.
+    """Return the root's `text` at every worker (collective). The `text` of other workers is ignored.
 
     Raise PeerLostError if the root fails.
     """
@@ -67,7 +67,7 @@ def broadcast_text(text: str, root: int, name: str = "kungfu/text") -> str:
 
 
 def broadcast_json(value: Callable[[], Any], root: int) -> Any:
-    """Call `value` at the root, send its result as JSON, and return the result at each worker; collective."""
+    """Call `value` at the root, send its result as JSON, and return the result at each worker (collective)."""
     return json.loads(broadcast_text(json.dumps(value()) if runtime.current_rank() == root else "", root))
 
 
@@ -78,7 +78,7 @@ def told_by_one(
     receive: Callable[[int, Mapping[int, Array]], Received],
     telling: str = "",
 ) -> Received:
-    """Gather a `row` from each living rank, choose a root from the rows, and receive the root's data; collective.
+    """Gather a `row` from each living rank, choose a root from the rows, and receive the root's data (collective).
 
     If the root fails, the remaining ranks repeat this with a new root.
 
@@ -107,7 +107,7 @@ def told_by_one(
 
 
 def told_by_lowest(text: str, name: str) -> tuple[str, int]:
-    """Return the text of the lowest living rank, and the number of that rank; collective.
+    """Return the text of the lowest living rank, and the number of that rank (collective).
 
     If the text is empty, only its length is sent.
     """

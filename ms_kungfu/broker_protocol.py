@@ -498,8 +498,8 @@ def prove(connection: Connection, secret: bytes) -> None:
     challenge = _heard(connection, "nonce")
     if challenge.get("protocol") != PROTOCOL:
         raise ProtocolError(
-            f"the broker speaks protocol {challenge.get('protocol')}, this process {PROTOCOL}; install the same"
-            " version of ms_kungfu for the whole job"
+            f"the broker uses protocol {challenge.get('protocol')}, but this process uses {PROTOCOL}; install the "
+            "same version of ms_kungfu for the whole job"
         )
     theirs = str(challenge.get("nonce"))
     send(connection, {"type": "proof", "proof": proof_of(secret, "worker", theirs, nonce)})

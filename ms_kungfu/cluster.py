@@ -128,7 +128,7 @@ class Cluster:
         """Return the next version without these workers. Raise ValueError if no worker would remain."""
         keep = tuple(worker for worker in self.workers if worker not in leaving)
         if not keep:
-            raise ValueError(f"a cluster has at least 1 worker, and {self.workers[0]} is the only worker left")
+            raise ValueError(f"{self.workers[0]} can't leave: it is the last worker of the cluster")
         return self.following(keep)
 
     def following(self, workers: Iterable[PeerID]) -> Cluster:
@@ -160,7 +160,7 @@ class Cluster:
             raise ValueError(f"unknown key {unknown[0]!r}; a cluster has Runners, Workers and Version")
         slots, placement = document.get("Slots"), document.get("Placement", EVEN)
         if slots is not None and not _are_slots(slots):
-            raise ValueError(f"Slots must map each host to the most workers it may have, got {slots!r}")
+            raise ValueError(f"Slots must map each host to its maximum number of workers, got {slots!r}")
         if placement not in PLACEMENTS:
             raise ValueError(f"Placement must be {' or '.join(PLACEMENTS)}, got {placement!r}")
         peers: dict[str, tuple[PeerID, ...]] = {}

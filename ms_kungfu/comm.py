@@ -43,7 +43,7 @@ from ._packing import decode, dtype_of, encode, layout_of
 from .errors import InternalError
 from .membership import check_caught_up, current
 
-if TYPE_CHECKING:  # importing numpy.typing takes a tenth as long as importing NumPy
+if TYPE_CHECKING:  # see _arrays.py
     from numpy.typing import ArrayLike, NDArray
 
     Array = NDArray[Any]
@@ -290,7 +290,7 @@ def all_gather(array: ArrayLike, name: str = "unnamed", uneven: bool = False) ->
 
     Raises:
         TypeError: if the dtype isn't supported.
-        ValueError: with `uneven`, if `array` is a single number, which has no first axis.
+        ValueError: with `uneven`, if `array` is a scalar, which has no first axis.
         KungFuError: see :func:`all_reduce`.
     """
     array = native_input(array)

@@ -428,9 +428,9 @@ VARIABLES: tuple[Variable[object], ...] = tuple(v for v in list(globals().values
 COMPILE_CACHE = "MS_COMPILER_CACHE_ENABLE"
 PYNATIVE_BLOCKS = "MS_DEV_HOST_BLOCKING_RUN"
 
-# Variables of other programs: the name, the setter, and what ms_kungfu uses the variable for. The code that needs one
-# of these variables reads it by name. They aren't in `VARIABLES`, because the launcher checks the `VARIABLES` that the
-# user sets before a job starts, and a Ray driver passes the `VARIABLES` on to all nodes.
+# Variables of other programs: the name, the setter, and what ms_kungfu uses the variable for. They aren't in
+# `VARIABLES`, because the launcher checks the `VARIABLES` that the user sets before a job starts, and a Ray driver
+# passes the `VARIABLES` on to all nodes.
 OTHERS: tuple[tuple[str, str, str], ...] = (
     ("OMP_NUM_THREADS", "user, else launcher", "Threads of a worker. Unset: its share of the cores."),
     ("PYTHONUNBUFFERED", "user, else launcher", "Unset: 1 in each worker, so that output appears "

@@ -398,9 +398,9 @@ class StepReport(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """A worker's report about its steps since its last report. The worker sends it about once a second.
 
     `seconds`: the time since the last report. `ended`: how many steps have ended in that time. `committed`: how many of
-    these seconds were spent on committed steps. `samples`: how many samples this worker trained. `trained`: how many
-    samples all workers trained, if this worker knows the number. `collectives`, `data`, `checkpoint`: for how many
-    seconds the program waited for each. If `data` is null, the program doesn't use an ElasticDataset.
+    these seconds were spent on committed steps. `samples`: how many samples this worker used. `trained`: how many
+    samples all workers used, if this worker knows the number. `collectives`, `data`, `checkpoint`: for how many seconds
+    the program waited for each. If `data` is null, the program doesn't use an ElasticDataset.
     """
 
     step: Count

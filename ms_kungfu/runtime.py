@@ -40,8 +40,7 @@ def init(device: str | None = None) -> None:
 
     Raises:
         ValueError: if the device is unknown, or if an environment variable has an invalid value.
-        ImportError: if a library that the device needs is missing. In this case, the process hasn't
-            joined.
+        ImportError: if a library that the device needs is missing. Then the process hasn't joined.
         CollectiveTimeoutError: if the other members don't join within ``KUNGFU_JOIN_TIMEOUT``.
     """
     target = "CPU" if device is None else _device.check_target(device)
@@ -225,9 +224,9 @@ def keep_waiting() -> Iterator[None]:
 def run_barrier() -> None:
     """Wait until every living rank has called this function.
 
-    In a worker that was started for a running job, the call returns immediately as long as the worker
-    hasn't joined. Programs use such a barrier to prepare for training ("rank 0 downloads, the others
-    wait"), and the cluster's members passed it long before.
+    In a worker that was started for a running job, the call returns immediately while the worker
+    hasn't joined. Programs use such a barrier to prepare for training ("rank 0 downloads, the
+    others wait"), and the cluster's members passed it long before.
 
     The worker joins when it begins to train, or at its first collective that moves data. From then on,
     it waits in a barrier like any other worker. But if the members are in a later training call, it

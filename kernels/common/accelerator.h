@@ -153,7 +153,7 @@ struct Accelerator {
 
 // Returns the kernel that MindSpore's factory creates for `name`, or null if the factory has no
 // such kernel. The kernel lives as long as the process. Only tests call this function. The tests
-// launch the kernel in the same way as MindSpore.
+// launch the kernel as MindSpore does.
 template <typename Factory>
 KernelMod* MakeForTests(Factory& factory, const char* name) {
   static auto* const kernels = new std::vector<std::shared_ptr<KernelMod>>;

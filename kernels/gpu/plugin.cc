@@ -1,5 +1,4 @@
-// The MindSpore plugin for GPUs. It registers its kernels in the same way as MindSpore's own GPU
-// kernels.
+// The MindSpore plugin for GPUs. It registers its kernels like MindSpore's own GPU kernels.
 #include "common/accelerator.h"
 #include "common/kernels.h"
 #include "mindspore/ops/kernel/gpu/gpu_kernel.h"

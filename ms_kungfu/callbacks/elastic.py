@@ -201,7 +201,7 @@ class KungFuElasticCallback(Callback):
             if training.should_stop:
                 raise RuntimeError(
                     "this worker can't join: the other workers are in a later call of model.train, and an ordinary "
-                    "dataset can't skip to that call; train with an ElasticDataset, or in one call"
+                    "dataset can't skip to that call; train with an ElasticDataset, or call model.train only once"
                 )
         training.changes.statistics.epochs = int(params.epoch_num)
         if not elastic_data and not training.asynchronous:

@@ -120,7 +120,7 @@ class Others:
                     callback.on_train_begin(run_context)
 
     def hook(self, asynchronous: bool = False) -> None:
-        """Apply the rules of this module from now on.
+        """Apply the rules of this module.
 
         `asynchronous`: whether training is asynchronous, so that workers reach the end at different times.
         """

@@ -104,7 +104,9 @@ class EtcdClusterStore(EtcdMembers):
         cluster = next_cluster(cluster.to_json(), writer, held.cluster, held.version)
         kept = self._replace(held, cluster.version, cluster, writer)
         if kept is not None:
-            raise StaleVersionError(f"{self.url}: version {kept.version} was written before version {cluster.version}")
+            raise StaleVersionError(
+                f"{self.url}: another writer has written version {kept.version} before version {cluster.version}"
+            )
         return cluster
 
     def status(self) -> Any:
@@ -140,7 +142,7 @@ class EtcdClusterStore(EtcdMembers):
             if cluster is not None:
                 cluster = Cluster.from_json(cluster, writer=writer)
             if type(version) is not int or (cluster is not None and cluster.version != version):
-                raise ValueError(f"its version is {version!r}")
+                raise ValueError(f"its version {version!r} is not a number, or differs from its cluster's version")
             return _Held(number(found, "mod_revision"), seen, version, cluster, mark)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             why = error if isinstance(error, ValueError) else repr(error)
@@ -178,7 +180,9 @@ class EtcdClusterStore(EtcdMembers):
         try:
             instead = answer["responses"][0]["response_range"]
         except (LookupError, TypeError):
-            raise ConfigServerError(f"{self.url} gave an answer that isn't of etcd's v3 API: {answer!r:.200}") from None
+            raise ConfigServerError(
+                f"{self.url} sent an answer that doesn't follow etcd's v3 API: {answer!r:.200}"
+            ) from None
         kept = self._held(instead, number(answer.get("header"), "revision"))
         if kept.mark == mark:
             return None

@@ -228,8 +228,8 @@ def _outcome(name: str, status: int, body: bytes) -> tuple[int, dict[str, Any]]:
 
 def _no_etcd(name: str, status: int, body: bytes) -> ConfigServerError:
     return ConfigServerError(
-        f"{name} gave an answer that isn't of etcd's v3 API: {status} {_text(body)}; is this the client "
-        "address of etcd 3.4 or newer?"
+        f"{name} sent an answer that doesn't follow etcd's v3 API: {status} {_text(body)}; is this the client address "
+        "of etcd 3.4 or newer?"
     )
 
 

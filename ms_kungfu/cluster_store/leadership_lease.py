@@ -94,7 +94,7 @@ class LeadershipLease:
         self._keys, self._host, self._requested_s = keys, host, lease_s
         self._held = LeadershipState()
         self._lease = 0
-        self._tried: dict[str, int] = {}  # mark of a write that may have been applied -> its lease
+        self._tried: dict[str, int] = {}  # a possibly applied write's mark (identifier) -> its lease
         self.lease_s = lease_s  # the lease's duration; the store may choose a longer one
 
     @property

@@ -43,7 +43,7 @@ class SecretFile:
 def write_secret(url: str, secret: str) -> SecretFile:
     """Write the secret of the config server at `url` to a file that only this user can read.
 
-    The file replaces that of an earlier server at the same URL.
+    It replaces the file of an earlier server at the same URL.
     """
     troubles = []
     for directory in own_directories():

@@ -2,8 +2,8 @@
 
 The audit reads only the ledger files, which the workers write if their ElasticDataset has a ``ledger``
 (`ms_kungfu.dataset.ledger`). The exit status of the command is:
-- 0: Every finished epoch trained each sample exactly once. With ``drop_remainder``, a remainder smaller than a global
-  batch may stay untrained. The last, unfinished epoch trained no sample twice. No two records contradict each other,
+- 0: Every finished epoch used each sample exactly once. With ``drop_remainder``, a remainder smaller than a global
+  batch may stay untrained. The last, unfinished epoch used no sample twice. No two records contradict each other,
   and no record is missing.
 - 1: A condition of status 0 doesn't hold, or the ledger has no record of any step. The report names the samples,
   contradictions and gaps.

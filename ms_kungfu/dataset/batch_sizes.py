@@ -9,7 +9,7 @@ from ms_kungfu.dataset import sharding
 
 
 def share(batch: int, place: int, workers: int) -> int:
-    """Return how many of the `batch` samples in a step are trained by worker number `place` of `workers` workers."""
+    """Return how many of a step's `batch` samples worker number `place` of `workers` workers gets."""
     return max(sharding.count([sharding.block(batch, place, workers)]), 1)  # a worker without samples repeats a sample
 
 

@@ -48,7 +48,7 @@ class Batches:
         self._epochs_left = num_epochs
         self._inner: Iterator[Any] | None = None
         self._coming: NDArray[np.int64] = np.empty(0, np.int64)  # positions that `_inner` hasn't delivered yet
-        self._dealt_for: tuple[int, ...] = ()  # `_inner` is valid as long as this value stays the same
+        self._dealt_for: tuple[int, ...] = ()  # `_inner` is valid while this value stays the same
         dataset._put_back()
 
     def __iter__(self) -> Iterator[Any]:
@@ -91,7 +91,7 @@ class Batches:
             )
         if step is None and cursor.taken:  # the gradients accumulated until the end of the epoch have been applied
             dataset.commit(self._participants())
-            return self._next()  # the samples that a failed worker had taken must still be trained
+            return self._next()  # train on the samples of failed workers, too
         if step is None:
             return self._end_epoch()
         batch = self._first(step)
@@ -137,8 +137,8 @@ class Batches:
         dataset, cursor = self._dataset, self._dataset._cursor
         if cursor.steps == 0:
             raise ValueError(
-                f"drop_remainder leaves no step: the dataset has {dataset._total} samples and a step requires "
-                f"{dataset.global_batch_size}; use smaller batches or fewer workers, or keep the remainder"
+                f"with drop_remainder, an epoch has no step: the dataset has {dataset._total} samples, but a step "
+                f"requires {dataset.global_batch_size}; use smaller batches or fewer workers, or keep the remainder"
             )
         self.stop()
         if dataset._end_epoch():

@@ -1,8 +1,8 @@
 """Check whether a sample number stands for the same content in each process.
 
 Samples are assigned to workers by number. If a program shuffles or splits its files without a seed, or doesn't sort the
-listing of a folder, a number stands for a different sample in each process. Then some samples are trained twice and
-others never, although each number is trained exactly once. So each process reads some samples when training begins, and
+listing of a folder, a number stands for a different sample in each process. Then some samples are used twice and
+others never, although each number is used exactly once. So each process reads some samples when training begins, and
 the workers compare hashes of these samples.
 
 The process reads the source's own dataset, before any `map` operation, because augmentation differs between workers by

@@ -9,7 +9,7 @@ from ms_kungfu import _core, membership, runtime
 from ms_kungfu._checks import at_least
 from ms_kungfu.dataset.sharding import EpochCursor
 
-MOST_SHARDS = 4096  # ops_src/shards/tree.h
+MOST_SHARDS = 4096  # the limit in ops_src/shards/tree.h
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,10 @@ def _global_batch(pipeline: pipelines.Pipeline, shuffle: bool) -> int:
 class ElasticDataset(Shares, ds.Dataset):
     """A dataset that partitions its samples among the workers, for ``Model.train`` and for custom loops.
 
-    Every sample is trained once per epoch, even if the cluster changes. After a resize or a failure,
+    Every sample is used once per epoch, even if the cluster changes. After a resize or a failure,
     the rest of the epoch is partitioned again, beginning after the last *trained* step. So the new
     partition also replaces batches that MindSpore had prefetched. If a worker fails and a step is
-    committed without it, that worker's samples of the step are trained later in the epoch. The epoch
+    committed without it, that worker's samples of the step are used later in the epoch. The epoch
     may then have one additional step.
 
     Epochs end at the same step on all workers. `ms_kungfu.dataset.sharding` describes how an epoch is
@@ -83,7 +83,7 @@ class ElasticDataset(Shares, ds.Dataset):
             and the epoch. If false, each epoch uses the source's own order.
         seed: seed of the permutations and of `key_column`.
         drop_remainder: leave out the samples at the end of an epoch that don't fill a global batch. By
-            default these samples are trained, unless `source` has a
+            default these samples are used, unless `source` has a
             ``batch(..., drop_remainder=True)``.
         ledger: a folder in which each worker records what it trained, for ``python -m
             ms_kungfu.dataset.audit``. The default is ``KUNGFU_LEDGER_DIR``. If that isn't set either,
@@ -172,7 +172,9 @@ class ElasticDataset(Shares, ds.Dataset):
         if ledger_fingerprints is not None:
             every = at_least(0, ledger_fingerprints, "ledger_fingerprints")
             if shards is None:
-                raise ValueError("ledger_fingerprints requires shards, because other results depend on the cluster")
+                raise ValueError(
+                    "ledger_fingerprints requires shards, because without shards the results depend on the cluster"
+                )
         samples, passes = (None, 1) if pipeline is None else (pipeline.total, pipeline.passes)
         if total is not None:
             samples = at_least(1, total, "total")

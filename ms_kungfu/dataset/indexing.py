@@ -59,8 +59,8 @@ def indexed(
 
     Args:
         dataset: a dataset of ``mindspore.dataset``, such as ``TFRecordDataset``, ``CSVDataset``,
-            ``TextFileDataset``, or a ``GeneratorDataset`` over a function. It must have no shards and
-            ``shuffle=False``. The result has the samples in the dataset's order.
+            ``TextFileDataset``, or a ``GeneratorDataset`` whose source is a function. It must have
+            no shards and ``shuffle=False``. The result has the samples in the dataset's order.
         folder: the folder for the copy. Use one folder per dataset. The folder may be local to each
             host or on a shared disk.
         num_shards: number of shards of the result. It is needed for ``--msrun``, but not for an
@@ -101,7 +101,7 @@ def indexed(
 
 
 def _described(dataset: Any) -> dict[str, Any]:
-    """Return a description of the dataset. A copy is valid as long as the dataset's description stays the same."""
+    """Return a description of the dataset. A copy is valid while the dataset's description stays the same."""
     files = [(str(file), os.stat(file)) for file in getattr(dataset, "dataset_files", ())]
     return {
         "format": _FORMAT,

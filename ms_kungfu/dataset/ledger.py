@@ -509,7 +509,7 @@ def _header_in(name: str, line: bytes) -> dict[str, Any] | None:
     if type(number) is int and number > FORMAT:
         writer = header.get("written_by", "of an unknown version")
         raise KungFuError(
-            f"{name} has ledger format {number}, written by ms_kungfu {writer}; ms_kungfu {VERSION} "
-            f"reads formats 1 to {FORMAT}: audit it with the version that wrote it, or a newer one"
+            f"{name} has ledger format {number} and was written by ms_kungfu {writer}, but ms_kungfu {VERSION} reads "
+            f"formats 1 to {FORMAT}: audit it with the version that wrote it, or a newer one"
         )
     return dict(header)

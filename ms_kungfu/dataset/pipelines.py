@@ -28,7 +28,7 @@ _NO_SEED = 5489  # the default of MindSpore's get_seed()
 _BATCHES = (BatchDataset, PaddedBatchDataset)
 _KEEPS_SAMPLES = (MapDataset, RenameDataset, ProjectDataset, *_BATCHES)
 _FORM = (
-    "{}; pass a pipeline over one dataset that accepts a sampler (map, rename, project, shuffle, batch "
+    "{}; pass a pipeline with one dataset, which must accept a sampler (map, rename, project, shuffle, batch "
     "and repeat are allowed), or pass a function of a list of sample numbers, and total="
 )
 Sizes = Union[int, Callable[[Any], int]]
@@ -63,7 +63,7 @@ def nodes_of(pipeline: ds.Dataset) -> list[ds.Dataset]:
     nodes = [pipeline]
     while nodes[-1].children:
         if len(nodes[-1].children) > 1:
-            raise TypeError(_FORM.format(f"{type(nodes[-1]).__name__} has several sources"))
+            raise TypeError(_FORM.format(f"{type(nodes[-1]).__name__} has several datasets"))
         nodes.append(nodes[-1].children[0])
     return nodes
 
@@ -159,8 +159,8 @@ def _check_below(sampler: Any) -> None:
         name = type(below).__name__
         if isinstance(below, ds.DistributedSampler):
             raise TypeError(
-                f"a {name} before a {type(sampler).__name__} gives each worker a separate set of samples, "
-                "which can't be partitioned again; shard after the other sampler, or leave the shards out"
+                f"a {name} before a {type(sampler).__name__} gives each worker a separate set of samples, which can't "
+                "be partitioned again; shard after the other sampler, or leave num_shards out"
             )
         if isinstance(below, ds.Sampler):
             raise TypeError(f"a {name} before a {type(sampler).__name__} may select different samples in each pipeline")
@@ -226,7 +226,7 @@ def _check_numbered(leaf: Any) -> None:
         return
     if isinstance(leaf, ds.GeneratorDataset):
         raise TypeError(
-            "a GeneratorDataset over a function or an iterator has no numbered samples to partition; pass it an "
+            "a GeneratorDataset that reads a function or an iterator has no numbered samples to partition; pass it an "
             "object with __getitem__ and __len__, or pass ms_kungfu.dataset.indexed(GeneratorDataset(...), folder), "
             "which reads it once, to ElasticDataset"
         )

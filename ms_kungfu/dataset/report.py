@@ -21,11 +21,11 @@ class Epoch:
     total: int
     finished: bool
     trained: int
-    """Number of samples trained at least once."""
+    """Number of samples used at least once."""
     missing: list[int] = field(default_factory=list)
     """Samples of a finished epoch that weren't trained."""
     repeated: dict[int, list[int]] = field(default_factory=dict)
-    """Maps each sample that was trained more than once to the steps that trained it."""
+    """Maps each sample that was used more than once to the steps that used it."""
     dropped: list[int] = field(default_factory=list)
     """Samples left out because of `drop_remainder`."""
     compared: int = 0

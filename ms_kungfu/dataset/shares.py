@@ -5,7 +5,7 @@ to the pool. It doesn't depend on MindSpore; its subclass `ElasticDataset` does.
 make the same calls at the same steps.
 
 `Shares` accepts the arguments of `ElasticDataset`, and also `passes`, the number of passes over all
-samples per epoch. The ledger counts each pass as a separate epoch, in which each sample is trained
+samples per epoch. The ledger counts each pass as a separate epoch, in which each sample is used
 once.
 """
 
@@ -41,7 +41,7 @@ class Shares:
     """Assign the samples of a dataset to the workers. Assign them again whenever the cluster changes."""
 
     weight = 0
-    """Number of samples that this worker has trained since the last step. Its gradients have this weight.
+    """Number of samples on which this worker has trained since the last step. Its gradients have this weight.
 
     If the worker only repeats another worker's sample, the number is 0.
     """
@@ -149,7 +149,7 @@ class Shares:
         return self._recording.off()
 
     def conditions(self) -> dict[str, Any]:
-        """Return the numeric environment. It is empty if the exact results also depend on the cluster."""
+        """Return the settings on which the exact results depend; {} if they depend on the cluster, too."""
         return {}
 
     def read_contents(self) -> None:
@@ -206,7 +206,7 @@ class Shares:
                 all ranks.
 
         Returns:
-            The number of samples that all participants together trained.
+            The number of samples on which all participants together trained.
 
         Raises:
             KungFuError: if this rank didn't take part in the step.

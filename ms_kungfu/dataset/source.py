@@ -31,7 +31,7 @@ def _beside_leaf(pipeline: ds.Dataset, column: ds.Dataset) -> ds.Dataset:
     above, leaf = None, pipeline
     while leaf.children:
         if len(leaf.children) > 1:
-            raise TypeError(f"key_column requires a source over one dataset; {type(leaf).__name__} has several")
+            raise TypeError(f"key_column requires a pipeline with one dataset, but {type(leaf).__name__} has several")
         above, leaf = leaf, leaf.children[0]
     leaf.parent = []
     zipped = ds.zip((leaf, column))

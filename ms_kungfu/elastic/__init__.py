@@ -42,7 +42,7 @@ only for one of these reasons:
 of them continue from the step, epoch and data position of the worker that is furthest ahead. The
 first worker that finishes ends the training call for all workers: at the others, `should_stop`
 becomes true. If a loop doesn't use `epochs`, the program must call `end`. No two living workers
-train the same sample in an epoch. The samples that slower workers haven't reached are skipped, so
+use the same sample in an epoch. The samples that slower workers haven't reached are skipped, so
 asynchronous training rejects a ledger. It also rejects the options for which the workers must meet
 at every step (`policy`, `monitor`, `wait`). With ``asynchronous=False`` the workers meet at every
 step.

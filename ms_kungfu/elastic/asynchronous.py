@@ -48,7 +48,7 @@ class AsynchronousSteps:
         return membership.no_change()
 
     def end(self) -> None:
-        """End the training call on all workers; collective."""
+        """End the training call on all workers (collective)."""
         dataset = self.training.dataset
         if not self.training.should_stop:
             membership.sync_point_is_due(call=True)
@@ -57,7 +57,7 @@ class AsynchronousSteps:
             dataset.suspended = False  # the dataset was suspended because another worker ended the loop
 
     def come_together(self, wanted: int | None, checkpoint: bool = False, ended: bool = False) -> Change:
-        """Enter a sync point: agree on a position, and carry out what any worker has requested; collective."""
+        """Agree on a position, and carry out all workers' requests. All workers must call this."""
         began = membership.monotonic()
         membership.enter_sync_point()
         wanted, checkpoint, ended = self._go_to_the_furthest(wanted, checkpoint, ended)
@@ -78,7 +78,7 @@ class AsynchronousSteps:
         return change
 
     def _go_to_the_furthest(self, wanted: int | None, checkpoint: bool, ended: bool) -> tuple[int | None, bool, bool]:
-        """Continue from the position of the worker that is furthest ahead; collective.
+        """Continue from the position of the worker that is furthest ahead (collective).
 
         Return what the workers have agreed on: the schedule's size, whether a checkpoint is due, and whether training
         ends.

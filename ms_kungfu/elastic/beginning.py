@@ -30,7 +30,7 @@ class Beginning:
     changes: ClusterChanges
 
     def run(self) -> bool:
-        """Begin a training call; collective.
+        """Begin a training call (collective).
 
         Return False if the call must run no steps, because this worker has left or its state belongs to a later call.
         """
@@ -76,7 +76,7 @@ class Beginning:
             data.read_contents()
 
     def _receive(self, call: int, joins: bool) -> bool:
-        """Receive the state from the other workers or a checkpoint, if there is any; collective.
+        """Receive the state from the other workers or a checkpoint, if there is any (collective).
 
         Return False if the state belongs to a later training call.
         """
@@ -96,7 +96,7 @@ class Beginning:
         return True
 
     def _start_anew(self) -> None:
-        """Begin a new training call together with all other workers; collective."""
+        """Begin a new training call together with all other workers (collective)."""
         training, data = self.training, self.training.dataset
         if runtime.current_cluster_size() > 1:
             state_transfer.begin_alike(training.training_state, None if data is None else data.same_at_all())

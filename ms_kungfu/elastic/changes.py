@@ -96,7 +96,7 @@ class ClusterChanges:
             self.training.dataset.suspended = suspended
 
     def agree_on_stop(self) -> None:
-        """Agree on a stop at the end of an epoch; collective.
+        """Agree on a stop at the end of an epoch (collective).
 
         Directly after a change of the cluster, the workers agree later: see `ElasticTraining.agree_on_stop`.
         """
@@ -111,7 +111,7 @@ class ClusterChanges:
         return stops
 
     def check_sameness(self) -> None:
-        """Raise DivergenceError if workers differ in a value that must be equal on all workers; collective."""
+        """Raise DivergenceError if workers differ in a value that must be equal on all workers (collective)."""
         in_step = runtime.current_cluster_size() > 1 and not runtime.detached() and not is_behind()
         if in_step and self.consistency is not None:
             self.consistency.check_all(self.training.step)
@@ -137,7 +137,7 @@ class ClusterChanges:
         return self._stop(stops) or bool(number) or not follows
 
     def change_to(self, scheduled: int | None = None, behind_a_step: bool = False) -> Change:
-        """Change the cluster to the size that a policy, the schedule or the config server requests; collective.
+        """Change the cluster to the size that a policy, the schedule or the config server requests (collective).
 
         `behind_a_step`: whether a step has just ended. If so, the workers also agree on a stop and compare states.
         """
@@ -162,7 +162,7 @@ class ClusterChanges:
         return change
 
     def follow(self, change: Change, began: float) -> None:
-        """Do the work that follows a change of the cluster; collective. `began`: when the change began."""
+        """Do the work that follows a change of the cluster (collective). `began`: when the change began."""
         training = self.training
         if change.detached:
             event_log.changed(training.step, change)

@@ -229,8 +229,9 @@ class CheckpointFolder:
         if found and found[other] > found.get(rank, (0, 0)):
             mine = f"step {found[rank][1]}" if any(found.get(rank, ())) else "no checkpoint"
             raise KungFuError(
-                f"rank {other} finds a checkpoint of step {found[other][1]} in {self.folder}, and rank {rank} {mine}: "
-                "share the folder between all hosts, or copy the folder with the newest checkpoint to each host"
+                f"rank {other} finds a checkpoint of step {found[other][1]} in {self.folder}, but rank {rank} finds "
+                f"{mine}: share the folder between all hosts, or copy the folder with the newest checkpoint to each "
+                "host"
             )
 
     def remove_unfinished(self) -> None:
@@ -257,9 +258,8 @@ class CheckpointFolder:
                 if number <= FORMAT:
                     return path, entries, host
                 raise KungFuError(
-                    f"checkpoint {path} has format {number}, written by ms_kungfu {writer}; ms_kungfu "
-                    f"{VERSION} reads formats 1 to {FORMAT}: resume with the version that wrote it, or a "
-                    "newer version"
+                    f"checkpoint {path} has format {number} and was written by ms_kungfu {writer}, but ms_kungfu "
+                    f"{VERSION} reads formats 1 to {FORMAT}: resume with the version that wrote it, or a newer version"
                 )
             except (ValueError, KeyError, TypeError, OSError) as error:
                 older = paths[place - 1].name if place else "none"
@@ -509,7 +509,7 @@ class Checkpointing:
     def _resume_components(
         self, now: TrainingState, found: Mapping[str, Any], path: str, of_another: bool
     ) -> list[str]:
-        """Restore the components; collective.
+        """Restore the components (collective).
 
         Raise KungFuError on all workers if one worker can't continue from the file.
         """

@@ -76,8 +76,8 @@ def pieces_of(
             counts = (lambda: not owner.replicas_differ) if hasattr(owner, "replicas_differ") else (lambda: True)
             found[name] = Piece(name, tensor.nbytes, (tensor,), counts=counts)
 
-    # If several pieces differ, the message names the first of them in the order of this function. Rates and scales come
-    # before weights, because different rates or scales make the weights differ.
+    # If several pieces differ, the message names the one that this function adds first. Rates and scales come before
+    # weights, because different rates or scales make the weights differ.
     optimizers = inventory.collect_optimizers(trained)
     for optimizer in optimizers:
         if inventory.is_grouped(optimizer):
@@ -162,7 +162,7 @@ class ConsistencyCheck:
         return {piece.what: (piece.word(), piece.value()) for piece in self._pieces if piece.counts()}
 
     def check_all(self, step: int) -> None:
-        """Check all pieces now, and raise DivergenceError if a piece differs; collective."""
+        """Check all pieces now, and raise DivergenceError if a piece differs (collective)."""
         word = content_of(repr([piece.word() for piece in self._pieces if piece.counts()]).encode())
         most, least = comm.all_reduce(np.array([word, -word]), op="max", name="kungfu/same_at_end")
         if most != -least:

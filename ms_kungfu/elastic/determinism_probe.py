@@ -77,7 +77,7 @@ class DeterminismProbe:
         names: Callable[[int], list[str]],
         conditions: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """Run the probe if it is due. Called in a step, before the step's first shard; collective.
+        """Run the probe if it is due. Called in a step, before the step's first shard (collective).
 
         ``compute(shard)`` computes a shard without contributing its gradients. `conditions` returns the numeric
         environment.

@@ -46,7 +46,7 @@ class Evictions:
         self._held = _Eviction(*held) if held is not None and held[0] == env.JOB.get() else None
 
     def order(self, ranks: Sequence[int], decider: int) -> None:
-        """Evict these ranks at the request of `decider`; collective."""
+        """Evict these ranks at the request of `decider` (collective)."""
         uids = _uids()
         leaving = [uids[rank] for rank in ranks if rank in uids]
         self._held = _Eviction(env.JOB.get(), membership.cluster_version(), uids.get(decider, 0), leaving)
@@ -54,7 +54,7 @@ class Evictions:
             self._send_away(ranks)
 
     def renew(self) -> None:
-        """Request the eviction again if the worker that requested it has failed; collective.
+        """Request the eviction again if the worker that requested it has failed (collective).
 
         Called before a policy runs. It has an effect only after the cluster has changed.
         """
@@ -84,7 +84,7 @@ class Evictions:
 
 
 def _uids() -> dict[int, int]:
-    """Return the uid of each living rank; collective.
+    """Return the uid of each living rank (collective).
 
     An address wouldn't identify a process, because later processes may reuse the address.
     """

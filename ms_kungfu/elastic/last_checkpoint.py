@@ -55,7 +55,7 @@ class LastCheckpoint:
         return 0 if self._watch is None else self._watch.signal
 
     def carry_out(self, step: int) -> None:
-        """If the job ends after this step, write the checkpoint and wait for the signal; collective."""
+        """If the job ends after this step, write the checkpoint and wait for the signal (collective)."""
         number, self.agreed = self.agreed, 0
         if not number:
             return

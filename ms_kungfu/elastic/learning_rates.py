@@ -63,8 +63,8 @@ class LearningRates:
         cells = collect_cells(trained).values()
         if grouped := next((cell for cell in cells if is_grouped(cell)), None):
             raise ValueError(
-                f"lr_rule can't scale the learning rate of {type(grouped).__name__}, which schedulers set in its "
-                "param_groups; call ms_kungfu.current_cluster_size() in the scheduler's function, or leave lr_rule out"
+                f"lr_rule can't scale the learning rate of {type(grouped).__name__}, because schedulers set this rate; "
+                "call ms_kungfu.current_cluster_size() in the scheduler's function, or leave lr_rule out"
             )
         optimizers = [cell for cell in cells if isinstance(cell, nn.Optimizer)]
         if not optimizers:
@@ -72,7 +72,10 @@ class LearningRates:
                 "lr_rule requires an optimizer of mindspore.nn, but no such optimizer was passed to the training"
             )
         if any(isinstance(optimizer, nn.LARS) for optimizer in optimizers):
-            raise ValueError("lr_rule can't scale the learning rate of nn.LARS, which stores the rate in two places")
+            raise ValueError(
+                "lr_rule can't scale the learning rate of nn.LARS, which stores the rate in two places; leave "
+                "lr_rule out"
+            )
         known = vars(optimizers[0]).get("_kungfu_learning_rates")
         if known is None:
             known = LearningRates(optimizers, size, follows)
@@ -86,9 +89,9 @@ class LearningRates:
         there = state.get("follows", self._follows)
         if there != self._follows:
             raise KungFuError(
-                f"the lr_rule of the received state follows the number of {there}, but here it follows the "
-                f"number of {self._follows} (with shards, lr_rule follows the global batch); use the same "
-                "shards= as when training began, or omit lr_rule"
+                f"lr_rule scaled by the number of {there} until now, but in this program it scales by the number of "
+                f"{self._follows} (with shards, it scales by the global batch); use the same shards= as when training "
+                "began, or omit lr_rule"
             )
         self.start_size, self.factor = state["start_size"], state["factor"]
 
@@ -146,8 +149,8 @@ def _parameter_of(rate: Any) -> Any:
 def _wrap(optimizer: Any, schedule: Any, name: str) -> ScaledSchedule:
     if not isinstance(schedule, nn.learning_rate_schedule.LearningRateSchedule):
         raise ValueError(
-            f"lr_rule can't scale the learning rate of {type(optimizer).__name__}, a {type(schedule).__name__}; "
-            "give the optimizer a number, a list or a LearningRateSchedule"
+            f"lr_rule can't scale the learning rate of {type(optimizer).__name__}, which is a "
+            f"{type(schedule).__name__}; give the optimizer a number, a list or a LearningRateSchedule"
         )
     if optimizer.compile_cache or optimizer.global_step.asnumpy().any():
         raise ValueError(

@@ -49,9 +49,7 @@ def _checked(rule: FactorRule) -> FactorRule:
         except (TypeError, ValueError):
             number = math.nan
         if not (math.isfinite(number) and number > 0):
-            raise ValueError(
-                f"the lr_rule returned {value!r} for {size} workers, {start_size} at the start; return a factor above 0"
-            )
+            raise ValueError(f"lr_rule({size}, {start_size}) returned {value!r}; return a factor above 0")
         return number
 
     return factor

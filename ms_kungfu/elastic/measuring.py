@@ -44,12 +44,12 @@ class Measuring:
             self.policies.total_samples = count * dataset.total_samples
 
     def ask(self, hook: str) -> None:
-        """Call the policies' hook `hook`, and carry out their decision; collective."""
+        """Call the policies' hook `hook`, and carry out their decision (collective)."""
         if self.policies is not None:
             self.policies.hook(hook, self._training)
 
     def step_end(self, loss: Any, samples: int | None, trained: int | None) -> None:
-        """Report the end of a step; collective. `samples`: this worker's samples. `trained`: all workers' samples."""
+        """Report the end of a step (collective). `samples`: this worker's samples. `trained`: all workers' samples."""
         if self.monitor is None:
             return
         from ms_kungfu.elastic.learning_rates import learning_rate_of  # loads MindSpore

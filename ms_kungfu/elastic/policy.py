@@ -31,9 +31,9 @@ class Metrics:
     holds_global_batch: bool = False
     """Whether the batch size stays the same at a resize; otherwise it is proportional to the cluster size."""
     trained_samples: int = 0
-    """Number of samples that all workers have trained since training started."""
+    """Number of samples on which all workers have trained since training started."""
     total_samples: int | None = None
-    """Number of samples that all workers will have trained when training ends."""
+    """Number of samples on which all workers will have trained when training ends."""
     steps_at_size: int = 0
     """Number of steps since the cluster last changed. The first steps are slow, because they compile."""
     step_time: float | None = None
@@ -79,7 +79,7 @@ class Decision:
     reason: str
     size: int | None = None
     """The new number of workers. The cluster changes as soon as the new workers are ready. Until then,
-    the policies are called as usual."""
+    the policies are still called at each step."""
     keeps_local_batch: bool | None = None
     """Whether each worker keeps its batch size when the cluster changes to `size`. Requires `size`.
 

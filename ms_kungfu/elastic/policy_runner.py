@@ -43,8 +43,7 @@ class PolicyRunner:
         self.pending_size: int | None = None
         """The size that was requested since the last change of the cluster. The next change sets it to None."""
         # The chosen size and the previous size, if each worker is to keep its local batch when the cluster gets the
-        # chosen size. Other changes of the cluster, such as failures, don't affect this value. It applies until the
-        # cluster has the chosen size, or a policy chooses another size.
+        # chosen size. It applies until the cluster has the chosen size, or a policy chooses another size.
         self._keeping: tuple[int, int] | None = None
         self._steps_at_size = 0
         self._began = time.monotonic()
@@ -70,7 +69,7 @@ class PolicyRunner:
         self._resize_time, self._wanted_size, self.pending_size = state["resize_time"], state["size"], state["pending"]
         keeping = state.get("keeping")  # checkpoints of older versions don't have this entry
         self._keeping = None if keeping is None else (keeping[0], keeping[1])
-        # A request of another job doesn't exist in this job, so request the size again.
+        # This job doesn't know a request that was made in an earlier job, so request the size again.
         if self.pending_size is not None and state.get("job") != env.JOB.get():
             self._wanted_size, self.pending_size = self._wanted_size or self.pending_size, None
         self.total_samples = state["total_samples"]
@@ -117,7 +116,7 @@ class PolicyRunner:
         return size
 
     def hook(self, hook: str, training: Training) -> None:
-        """Call the policies' hook `hook` and carry out their decision; collective.
+        """Call the policies' hook `hook` and carry out their decision (collective).
 
         If they choose a new size, this method only records it, and `take_size` returns it.
 
@@ -218,11 +217,13 @@ class PolicyRunner:
                 "with AdaptiveSGDOptimizer"
             )
         if any(rank >= size for rank in decision.evict):
-            raise ValueError(f"a policy asked to evict the ranks {list(decision.evict)} of {size} workers")
+            raise ValueError(
+                f"a policy asked to evict the ranks {list(decision.evict)}, but the cluster's size is {size}"
+            )
 
 
 def agree(mine: Decision | None) -> tuple[Decision | None, int]:
-    """Return the lowest living rank's decision, and the number of that rank; collective.
+    """Return the lowest living rank's decision, and the number of that rank (collective).
 
     Every worker gets the same result.
     """

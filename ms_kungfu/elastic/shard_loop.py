@@ -46,7 +46,7 @@ class ShardLoop:
         compute: Callable[[int], tuple[Any, bool]],
         statistics: Callable[[], list[Array]] = list,
     ) -> Any:
-        """Train one step and return its loss over all shards; collective.
+        """Train one step and return its loss over all shards (collective).
 
         ``compute(shard)`` computes a shard and contributes its gradients. If all shards of the step have then
         contributed, ``compute`` also updates the Parameters. It returns the loss, a scalar tensor, and whether it has

@@ -192,8 +192,8 @@ class _Statistics:
 # If a network's Parameters have this total size in bytes, copying and updating them takes about as long as a branch in
 # the graph.
 _DEAR_BYTES = 8 << 20
-# These primitives can run again after an update was undone. In that case KungFuSumShards contributes nothing, and the
-# random numbers of KungFuDropout depend only on the shard and on the position in the tensor.
+# These primitives can run again after an update was undone. Then KungFuSumShards contributes nothing, and the random
+# numbers of KungFuDropout depend only on the shard and on the position in the tensor.
 _UNDOABLE = {"KungFuSumShards", "KungFuDropout"}
 
 
@@ -220,7 +220,7 @@ class Shard:
         self._goes_straight: bool | None = None  # whether the straight graph is used; None if not known yet
         self._shapes: set[Any] = set()  # the column shapes for which the straight graph has been compiled
         self._written = _Written()  # the Parameters that the straight graph writes
-        self._computed: set[Any] = set()  # the column shapes of the shards that have been computed
+        self._computed: set[Any] = set()  # the column shapes of the computed shards
         self._queues_flush = False  # whether the threads of PyNative mode's queues flush denormals to zero
 
     def __call__(self, *columns: Any) -> tuple[Any, bool]:
@@ -281,7 +281,7 @@ class Shard:
         return self._straight.sum_shards.dtypes or self._branching.sum_shards.dtypes
 
     def shapes(self) -> int:
-        """Return the number of different shard shapes that have been computed."""
+        """Return how many different column shapes the computed shards had."""
         return len(self._computed)
 
     @property

@@ -41,7 +41,7 @@ _FOR_PARAMETERS, _FOR_STATE = 1, 2
 
 @contextlib.contextmanager
 def from_the_nearest(root: int, content: Callable[[], int] | None) -> Iterator[None]:
-    """In this context, receive `root`'s broadcasts from a rank on the same host that has the same bits; collective.
+    """In this context, receive `root`'s broadcasts from a rank on the same host that has the same bits (collective).
 
     All ranks compute the same source ranks, because they gather the same rows. If a source rank fails, the broadcast
     fails on all ranks, as if the root had failed.
@@ -67,11 +67,11 @@ def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], ca
     """Agree with all workers on what to transfer. Return (whether to transfer now, whether a worker lacks the state).
 
     A joining worker runs its program from the beginning. It may call `sync_net_parameters`, or begin an earlier
-    training call, while the other workers are about to transfer the whole state. In that case it continues without a
-    transfer, because it will receive the whole state later. The other workers wait for its next call.
+    training call, while the other workers are about to transfer the whole state. Then it continues without a transfer,
+    because it will receive the whole state later. The other workers wait for its next call.
 
     1. Workers that have the state stay in this loop until the joining worker reaches the same call. They repeat the
-       agreement as long as a worker has entered it for a lower purpose or an earlier call.
+       agreement while a worker has entered it for a lower purpose or an earlier call.
     2. A joining worker makes its calls in the program's order. So either it reaches the other workers' call, or its
        program ends. If its program ends, the worker counts as failed, and the next agreement ignores it.
     3. No state is sent before all workers have entered for the same purpose and call. So the state that was captured in
@@ -105,7 +105,7 @@ def models_differ(trained: Iterable[Any]) -> bool:
 
 
 def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
-    """Copy the values of the root's `parameters` into the `parameters` of each worker, in place; collective.
+    """Copy the values of the root's `parameters` into the `parameters` of each worker, in place (collective).
 
     If the root has failed, the lowest living rank replaces it. At a joining worker that will receive the whole state
     later, the function returns without waiting.
@@ -144,7 +144,7 @@ def _whole_or_not_at_all(tensors: Sequence[Any]) -> Iterator[None]:
 
 
 def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> None:
-    """Make the state equal on all workers when training begins; collective.
+    """Make the state equal on all workers when training begins (collective).
 
     If parameters or buffers differ between the workers, all workers use those of the lowest rank. Values that differ by
     design (models of asynchronous workers, moving statistics) are made equal only once, before they are trained for the
@@ -185,7 +185,7 @@ def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> 
 
 
 def compare_contents(dataset: Shares) -> None:
-    """Compare the samples of workers that begin or resume training together; collective.
+    """Compare the samples of workers that begin or resume training together (collective).
 
     Raise KungFuError at all these workers if the sample with the same number has different content at two workers. If a
     worker has no contents to compare, the contents aren't recorded as equal.
@@ -247,7 +247,7 @@ def first_difference(everyones: Mapping[int, Sequence[str]]) -> str:
 
 @membership.traced("state transfer")
 def share_state(state: TrainingState) -> bool:
-    """Transfer the state to joining workers after a change of the cluster; collective.
+    """Transfer the state to joining workers after a change of the cluster (collective).
 
     Return whether this worker has received the state.
 
@@ -289,7 +289,7 @@ class StateLostError(KungFuError):
 
 
 def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, preferred: int | None = None) -> Received:
-    """Receive data from the lowest living rank that is able to send it; collective.
+    """Receive data from the lowest living rank that is able to send it (collective).
 
     `able`: whether this rank can send the data. If the rank `preferred` is able, it sends instead. If the sender fails
     during the transfer, the next able rank replaces it. Raise StateLostError on all ranks if no rank is able.
@@ -307,7 +307,7 @@ def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, pref
 
 
 def average(tensors: Sequence[Any], counted: bool = True) -> None:
-    """Average each tensor over the workers, in place, with the same result at every worker; collective.
+    """Average each tensor over the workers, in place, with the same result at every worker (collective).
 
     `counted`: whether this worker's values contribute. The sum is computed in float64, so that the mean of equal values
     of a smaller dtype is exactly that value.
@@ -326,7 +326,7 @@ def average(tensors: Sequence[Any], counted: bool = True) -> None:
 
 
 def broadcast_tensors(state: TrainingState, root: int, keep: bool = False) -> None:
-    """Copy the root's parameters and buffers into those of each worker, in place; collective.
+    """Copy the root's parameters and buffers into those of each worker, in place (collective).
 
     With `keep`, this worker's parameters don't change.
     """

@@ -66,8 +66,8 @@ class StepStatistics:
     def committed(self, step: int, samples: int | None, trained: int | None, loss: Any) -> None:
         """Count the step that ended when `mark` was called. The workers have now committed it.
 
-        `samples`: the number of samples that this worker trained. `trained`: the number of samples that all workers
-        trained; None if it isn't known.
+        `samples`: the number of this worker's samples in the step. `trained`: the number of all workers' samples; None
+        if it isn't known.
         """
         if self._is_first:  # nothing is known about when the first step began
             return

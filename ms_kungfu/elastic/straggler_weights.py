@@ -47,7 +47,7 @@ class StragglerWeights:
         self._seconds = self._shards = 0.0
 
     def step_end(self, version: int, size: int, shards: int, weights: list[int], counts: bool = True) -> list[int]:
-        """Return the weights for the next steps; collective.
+        """Return the weights for the next steps (collective).
 
         `counts`: whether to count this worker's time in this step. The caller passes False if the step computed a shard
         of a new shape, because the time then includes compiling that shape.

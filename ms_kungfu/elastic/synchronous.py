@@ -49,7 +49,7 @@ class SynchronousSteps:
             self.last.begins()
 
     def step_end(self, loss: Any, samples: int | None) -> Change:
-        """End the step whose number is `training.step`; collective."""
+        """End the step whose number is `training.step` (collective)."""
         step, dataset = self.training.step, self.training.dataset
         self.changes.statistics.mark()
         if not self.last.ended(step):

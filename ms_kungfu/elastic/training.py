@@ -80,7 +80,7 @@ class ElasticTraining:
         monitor: the monitor of the steps (docs/monitoring.md). If it is None and there are policies, a
             monitor is created for them.
         evict: a function that evicts workers for a policy. One worker calls it with their ranks.
-        total_samples: the number of samples that will have been trained when training ends, for
+        total_samples: the number of samples that will have been used when training ends, for
             policies. By default, `epochs` computes it.
         asynchronous: whether workers run their steps independently. With None, this depends on the
             optimizers.
@@ -215,8 +215,8 @@ class ElasticTraining:
 
         Args:
             loss: this worker's loss, a number or a tensor.
-            samples: the number of samples that this worker trained in the step; by default the number from
-                the dataset.
+            samples: the number of samples on which this worker trained in the step; by default the
+                number from the dataset.
 
         Returns:
             What changed, and whether the step was undone (docs/recovery.md).
@@ -284,7 +284,7 @@ class ElasticTraining:
         membership.step_resumed()
 
     def checkpoint(self) -> None:
-        """Write the state to `checkpoint_dir` in the background; collective.
+        """Write the state to `checkpoint_dir` in the background (collective).
 
         Call this method between steps.
 

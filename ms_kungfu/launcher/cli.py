@@ -139,7 +139,7 @@ def _create_log_folder(folder: Path | None) -> None:
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise RefusedError(f"-logdir {folder} can't be written: {error.strerror}; give a folder of your own") from None
+        raise RefusedError(f"-logdir {folder} can't be written: {error.strerror}; give another folder") from None
 
 
 class _ToOutput(logging.Handler):

@@ -158,7 +158,9 @@ def _main(
             )
         job = words[1] if len(words) == 2 else None
         if job is not None and flags.config_server is not None:
-            raise UsageError(f"{job!r} and -config-server {flags.config_server!r}; give one job")
+            raise UsageError(
+                f"{job!r} and -config-server {flags.config_server!r} both name a job; give only one of them"
+            )
         if job is not None and "://" not in job and not (job.isascii() and job.isdigit()):
             raise UsageError(f"{job!r} is neither a process ID nor a URL; kungfu-run status lists the jobs")
         url = flags.config_server

@@ -108,7 +108,9 @@ def engine_request(flags: Namespace, parser: FlagParser, command: Sequence[str])
         raise UsageError(f"no program to run; write it after the flags: {parser.prog} -engine ray python train.py")
     refused = sorted(parser.given & _NOT_WITH_AN_ENGINE.keys())
     if refused:
-        raise UsageError(f"-{refused[0]} and -engine: {_NOT_WITH_AN_ENGINE[refused[0]]}; leave -{refused[0]} out")
+        raise UsageError(
+            f"-{refused[0]} can't be combined with -engine: {_NOT_WITH_AN_ENGINE[refused[0]]}; leave -{refused[0]} out"
+        )
     size = flags.size or flags.min_size or 1
     least, most = flags.min_size or size, flags.max_np or size
     if least > size:

@@ -162,7 +162,9 @@ def settle_hosts(flags: Namespace, given: Collection[str]) -> None:
             "-placement assigns workers to several hosts (-H), but this job has one host; leave -placement out"
         )
     if flags.hosts.is_several and flags.strategy == "SHM":
-        raise UsageError("-strategy SHM: several hosts have no shared memory; leave -strategy out")
+        raise UsageError(
+            "-strategy SHM: it requires shared memory, which several hosts don't have; leave -strategy out"
+        )
     for name in HOST_FLAGS:
         if name not in ("nproc-per-node", "max_restarts"):  # second spellings of other flags
             delattr(flags, name.replace("-", "_"))
@@ -223,8 +225,8 @@ def _settle_torchruns(flags: Namespace) -> None:
         each = _counted_here(each, hosts.self_name)
     if flags.size is not None:
         raise UsageError(
-            "-np sets the number of workers on all hosts together, --nproc-per-node the number on each host; give only "
-            "one of them"
+            "-np sets the number of workers on all hosts together, but --nproc-per-node sets the number on each "
+            "host; give only one of them"
         )
     if flags.placement == FILL:
         raise UsageError(
@@ -264,7 +266,6 @@ def _hosts_of(listed: tuple[Host, ...] | None, own: str | None, interface: str |
     if not listed:
         if own is None and interface is None:
             return Hosts()
-        # This is a job on one host, which has the given name.
         name = own if own is not None else of_interface(str(interface))[0]
         listed = (replace(parse_hosts(f"[{name}]" if ":" in name else name)[0], slots=None),)
     return Hosts(listed, identify(listed, own, interface))
@@ -304,7 +305,7 @@ def _settle_config_server(flags: Namespace) -> None:
         if flags.builtin_port == 0 or (flags.builtin_port is None and flags.watch):
             raise UsageError(
                 "several hosts have to know the port of the config server before it runs; give -builtin-config-port "
-                f"9100 on each host, and {first} runs the server"
+                f"9100 on each host; host {first} then runs the server"
             )
         if flags.builtin_port is None:
             return

@@ -1,4 +1,4 @@
-"""Exchange the job's terms between a host that joins the running job (``-join URL``) and the controller.
+"""Send the job's settings from the controller to a host that joins the running job (``-join URL``).
 
 The head node sends the job's program and flags over a separate connection, which changes nothing on the head node. Then
 the joining host behaves like any other host: its launcher (`agent`) calls the controller. The launcher reports that the
@@ -22,7 +22,7 @@ A host that comes back shares only its name with the failed host:
 - Cluster versions: versions that were known when the host came back refer to the failed host. They are never committed.
 
 If the former launcher still runs on the host, for example because the machine was suspended, the new launcher can't
-bind its port, because the former launcher still uses that port.
+bind its port.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class _NoLeaderError(RefusedError):
 
 
 async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) -> tuple[PeerID, Host, m.Terms]:
-    """Ask the controller for the job's terms. Return the controller's host, this host, and the terms.
+    """Ask the controller for the job's settings. Return the controller's host, this host, and the settings.
 
     If the job's controller can move to another host, the present one may just have failed. Then the next controller
     acquires the lease when the lease expires. So this host reads the lease repeatedly until the lease's holder answers
@@ -270,19 +270,19 @@ def _address_towards(host: str, port: int) -> str:
 
 
 def options_from(terms: m.Terms, request: JoinRequest, own: Host) -> Options:
-    """Return the options that follow from the job's terms and this host's own flags.
+    """Return the options that follow from the job's settings (`terms`) and this host's own flags.
 
     Raises ValueError, TypeError, KeyError or ProtocolError if `terms` are invalid.
     """
     listed = [joining_host(name, slots, least=0) for name, slots in terms.hosts if name != own.name]
     flags: dict[str, Any] = {name: terms.flags[name] for name in _FROM_THE_CONTROLLER}
     if any(isinstance(value, str) for name, value in flags.items() if name not in _SPELT):
-        raise ValueError("flags are numbers")
+        raise ValueError("a flag has text instead of a number")
     for name, (_, understood) in _SPELT.items():
         try:
             flags[name] = understood(flags[name])
         except (AttributeError, argparse.ArgumentTypeError):
-            raise ValueError(f"{name} {flags[name]!r}") from None
+            raise ValueError(f"flag {name} has the invalid value {flags[name]!r}") from None
     ports = terms.ports and range(*terms.ports)
     hosts = Hosts((*listed, own), own.name, terms.head, terms.most, terms.placement, ports)
     if hosts.head_name not in hosts.names or hosts.is_head:

@@ -72,9 +72,8 @@ def settle_words(flags: Namespace) -> None:
             waits = switch(flags.join)
         except ArgumentTypeError:
             raise UsageError(
-                f"--join={flags.join}: with --msrun this is msrun's flag, True or False; without --msrun, -join URL "
-                f"lets "
-                "this host join a running job"
+                f"--join={flags.join}: with --msrun, this flag of msrun must be True or False; without --msrun, -join "
+                "URL lets this host join a running job"
             ) from None
         if not waits:
             text = "the launcher always waits for the job and returns its exit status; leave it out"
@@ -98,7 +97,7 @@ def settle_world(flags: Namespace) -> None:
         raise UsageError(f"--local_worker_num {local} means that the job has other hosts; {_HOSTS}")
     if not flags.msrun:
         if flags.msrun_size is not None:
-            raise UsageError("-msrun-size sets the number of ranks that a program sees with --msrun; give --msrun, too")
+            raise UsageError("-msrun-size has an effect only together with --msrun; give --msrun, too")
     else:
         if flags.standbys:
             raise UsageError(

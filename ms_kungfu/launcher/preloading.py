@@ -3,7 +3,7 @@
 `import mindspore` takes about a second of processor time. The fork server (`agent/fork_server.py`) imports MindSpore
 once for all workers of a host, so a forked worker starts without this second. The program must not notice that. In
 particular, MindSpore reads environment variables while it is imported, so a program may set a variable first. A program
-is therefore forked only if these conditions hold, and is otherwise started as usual:
+is therefore forked only if these conditions hold, and is otherwise executed:
 
 1. The command is a Python interpreter with a script, or with a module in the current folder. Only flags that don't
    change where Python finds modules precede the script.
@@ -60,7 +60,7 @@ class Preloading:
 
 
 def preloading_of(command: Sequence[str], environ: Mapping[str, str]) -> Preloading | None:
-    """Return how to fork the workers of a command, or None if they have to be started as usual."""
+    """Return how to fork the workers of a command, or None if they can't be forked."""
     if not re.fullmatch(r"python(3(\.\d+)?)?", os.path.basename(command[0])) or any(map(environ.get, _FORBIDDEN)):
         return None
     words = list(command[1:])

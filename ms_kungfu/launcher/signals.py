@@ -24,8 +24,8 @@ Catch = Callable[
 def hear(loop: asyncio.AbstractEventLoop, interrupt: Handler, pass_on: Handler, in_slurm: bool, catch: Catch) -> None:
     """From now on, call `interrupt` for signals that end the job, and `pass_on` for signals meant for the workers.
 
-    Both are called in the event loop. Call this function in the main thread. `catch` is `outlive`, except in a
-    simulated process.
+    Both are called in the event loop. Call this function in the main thread. `catch` installs a handler: it is the
+    function `outlive`, except in simulated processes.
     """
     for number in _ENDING:
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # under nohup
@@ -53,7 +53,7 @@ def outlive(loop: asyncio.AbstractEventLoop, number: int, callback: Handler, arg
 
 
 def ignore_from_now_on(in_slurm: bool) -> None:
-    """Ignore signals from now on, because the job's exit code is final.
+    """Ignore signals, because the job's exit code is final.
 
     Python's own handlers aren't enough, because Python removes them shortly before the process exits.
     """

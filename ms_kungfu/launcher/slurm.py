@@ -78,12 +78,12 @@ def _step_of(environ: Mapping[str, str]) -> Step:
     if len(tasks) != len(nodes):
         raise ValueError(
             f"{tasks_of.name}={tasks_of.get(environ)} is for {counted(len(tasks), 'node')}, but "
-            f"{listed.name}={listed.get(environ)} has {len(nodes)}"
+            f"{listed.name}={listed.get(environ)} lists {len(nodes)}"
         )
     number = env.SLURM_NODEID.get(environ)
     if number >= len(nodes):
         all_nodes = f"{counted(len(nodes), 'node')} {listed.name}={listed.get(environ)}"
-        raise ValueError(f"SLURM_NODEID={number} is none of the {all_nodes}")
+        raise ValueError(f"SLURM_NODEID={number} is too large for the {all_nodes}")
     if env.SLURM_LOCALID.get(environ):
         raise SpareTaskError
     slots = tasks if max(tasks) > 1 else _cores_of(nodes, environ)

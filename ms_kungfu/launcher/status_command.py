@@ -51,7 +51,9 @@ def status(arguments: Sequence[str]) -> int:
         if len(words) > 1:
             raise UsageError(f"unexpected argument {words[1]!r}; give one URL, or none")
         if words and flags.config_server is not None:
-            raise UsageError(f"{words[0]!r} and -config-server {flags.config_server!r}; give one URL, or none")
+            raise UsageError(
+                f"{words[0]!r} and -config-server {flags.config_server!r} both name a job; give only one of them"
+            )
         url = words[0] if words else flags.config_server
         if url is not None:
             shown = [job_at(url, flags.secret_file)]

@@ -86,9 +86,9 @@ def check_caught_up(what: str) -> None:
     """Raise KungFuError if this process is catching up, because the other workers don't call the collective `what`."""
     if current().catching_up:
         raise KungFuError(
-            f"{what} on a joining worker: the other workers wait for this worker in a later training "
-            "call; between training calls, use only the collectives kf.run_barrier() and "
-            "sync_net_parameters, or save the result of each call in a file"
+            f"{what} can't run on a joining worker now: the other workers wait for this worker in a later training "
+            "call; between training calls, use only the collectives kf.run_barrier() and sync_net_parameters, or "
+            "save the result of each call in a file"
         )
 
 

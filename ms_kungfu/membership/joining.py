@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 _NICE_OF_THE_DETACHED = 10
 _LEAVING_S = 10.0  # a program that ends within this time causes no warning
 _ANSWER_S = 10.0
-_handles_sigterm = False  # also true if the process from which this one was forked set the handler
+_handles_sigterm = False  # also true if this process inherited the handler in a fork
 
 
 def begin() -> bool:
@@ -172,7 +172,7 @@ def _tell_who_works_on(member: Member) -> None:
 
 
 def _leave_on_sigterm(member: Member) -> None:
-    """Handle SIGTERM by asking the launcher to remove this worker after its step, whichever thread trains.
+    """Handle SIGTERM by asking the launcher to remove this worker after its step. Any thread may train.
 
     SIGTERM may mean that the machine is needed for something else. If the worker can't leave, the launcher ends the job
     after a checkpoint.

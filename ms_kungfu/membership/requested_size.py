@@ -1,8 +1,8 @@
 """Handle a resize request from the ranks: the lowest living rank writes the request to the cluster store.
 
-The rank writes in the background and retries as long as the store is unreachable; training continues. If the rank
-fails, the next rank writes the request, unless it finds that the failed rank has already written it. All ranks receive
-the result in the next agreement.
+The rank writes in the background and retries while the store is unreachable; training continues. If the rank fails, the
+next rank writes the request, unless it finds that the failed rank has already written it. All ranks receive the result
+in the next agreement.
 
 The ranks also report a size that they will request later, as a hint to the launcher (`expect`).
 """
@@ -41,7 +41,7 @@ def unpack(packed: int) -> tuple[int, int, int]:
 
 
 class _NoSlotsError(ResizeError):
-    """Raised if the job's hosts have too few slots. Hosts may have failed, and hosts may still join."""
+    """Raised if the job's hosts have too few slots. This may change if a host joins."""
 
 
 class SizeRequest:
@@ -131,7 +131,7 @@ def _write(
     """
     store = _store(member)
     if not member.get(env.WATCH):
-        raise ResizeError("resizing needs a launcher that follows the config server: start it with kungfu-run -w")
+        raise ResizeError("resizing needs a launcher that follows the config server: start the job with kungfu-run -w")
     hosts = member.get(env.HOSTS)
     is_several = len(hosts or ()) > 1
     most = member.ports.max_workers_of_hosts if is_several else member.ports.max_workers

@@ -147,8 +147,8 @@ class Monitor:
         """Count a step, and measure it if a measurement is due; collective at each `interval`-th step.
 
         Args:
-            samples: the number of samples that this worker trained in the step. If it is 0, the noise
-                scale isn't measured.
+            samples: the number of samples on which this worker trained in the step. If it is 0, the
+                noise scale isn't measured.
             loss: this worker's loss, a number or a tensor with one element.
             learning_rate: the learning rate of this step.
             step: the number of the step that has just ended, counted from 1. By default, the monitor
@@ -156,9 +156,9 @@ class Monitor:
             shards: the number of samples in each shard, if the step was partitioned into shards
                 (`ElasticDataset.step_shards`). The monitor then computes the figures of the gradients
                 over the shards, so they don't depend on the partition, and it ignores `samples`.
-            trained: the number of samples that all workers trained in this step, if it is known
-                (`ElasticDataset.commit`). Otherwise the workers exchange their numbers of samples. A
-                worker that fails before the exchange then isn't counted.
+            trained: the number of samples on which all workers together trained in this step, if it
+                is known (`ElasticDataset.commit`). Otherwise the workers exchange their numbers of
+                samples. A worker that fails before the exchange then isn't counted.
 
         Returns:
             The new record, or None if this step wasn't measured.

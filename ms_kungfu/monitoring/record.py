@@ -20,7 +20,7 @@ class StepRecord:
         step: the number of steps done since training started.
         cluster_size: the number of workers.
         batch_size: the number of samples in the step, over all workers.
-        trained_samples: the number of samples that all workers have trained since training started.
+        trained_samples: the number of samples on which all workers have trained since training started.
         loss: the mean loss over the workers, weighted by their numbers of samples.
         learning_rate: the learning rate of this step.
         seconds: the time from the end of the previous step to the end of this step, at the slowest

@@ -64,7 +64,7 @@ def _of_everybody(group: str, rank: int) -> int:
     if isinstance(rank, bool) or not isinstance(rank, int):
         raise TypeError(f"a rank must be a number, not {rank!r}")
     if not 0 <= rank < get_group_size():
-        raise ValueError(f"rank {rank} is not one of the {get_group_size()} ranks of --msrun-size")
+        raise ValueError(f"rank {rank} is out of range: -msrun-size sets {get_group_size()} ranks")
     return rank
 
 

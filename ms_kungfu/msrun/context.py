@@ -56,7 +56,7 @@ def _check(name: str, value: Any) -> None:
     if name in ("gradients_mean", "parameter_broadcast") and not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     if name == "device_num" and value != world.size():
-        raise ValueError(f"device_num={value!r} differs from the {world.size()} ranks of --msrun-size")
+        raise ValueError(f"device_num={value!r} differs from -msrun-size, which sets {world.size()} ranks")
     if name == "global_rank" and value != world.rank():
         raise ValueError(f"global_rank={value!r} differs from get_rank(), which is {world.rank()}")
     if name not in _DEFAULTS and name not in _OWN and value not in _NOTHING.get(name, ()):

@@ -163,7 +163,7 @@ _training: _Training | None = None
 class Unsharded:
     """An iterator over a dataset that isn't sharded, for example for an evaluation.
 
-    If the program trains with this iterator, an error is raised. Each worker would otherwise train all samples, or
+    If the program trains with this iterator, an error is raised. Each worker would otherwise train on all samples, or
     those that the worker selects by its rank, and the workers' gradients wouldn't be combined.
     """
 

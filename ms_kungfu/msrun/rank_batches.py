@@ -2,12 +2,12 @@
 
 If there are fewer than V workers, a worker does the work of several virtual ranks. Its loop gets one batch, which
 contains the batches of these ranks one after the other. The program processes this batch once, as if it were the batch
-of one rank, except that gradients are computed rank by rank. A function from ``ms.value_and_grad``, ``ms.grad`` or
-``ops.GradOperation`` is called once for each rank. If a tensor has as many rows as the batch, each call gets only the
-rows of its rank. The result is the mean of the ranks' gradients. The reducer averages the results over the workers,
-weighted by the number of samples. So a step gives the same result as a step under msrun. This is true even if the loss
-isn't a mean over samples (for example, a sum, or a loss with a factor like ``batch_size * rank_size``). If the cluster
-changes, no graph is compiled again.
+of one rank, except that gradients are computed separately for each rank. A function from ``ms.value_and_grad``,
+``ms.grad`` or ``ops.GradOperation`` is called once for each rank. If a tensor has as many rows as the batch, each call
+gets only the rows of its rank. The result is the mean of the ranks' gradients. The reducer averages the results over
+the workers, weighted by the number of samples. So a step gives the same result as a step under msrun. This is true even
+if the loss isn't a mean over samples (for example, a sum, or a loss with a factor like ``batch_size * rank_size``). If
+the cluster changes, no graph is compiled again.
 
 1. A step is *divided* if at least one of its members does the work of several ranks. It is then divided on all workers.
    So all workers run the program's own collectives in the same way, in Python or in a graph.
@@ -15,7 +15,7 @@ changes, no graph is compiled again.
    then calls the gradient function, which is itself a graph, once per rank. A jitted function or cell in which
    `ms_kungfu.msrun.gradient_search` finds no gradient function runs as a graph, and 3 applies.
 3. The first divided steps check how gradients are computed. Training ends with an error if the weights were updated
-   without gradients that were computed rank by rank.
+   without gradients that were computed separately for each rank.
 4. Moving statistics are reset before each rank's batch to their values at the beginning of the step. After all ranks'
    batches, they get the average of the results.
 5. A tensor with as many rows as the batch is divided by rows if it comes from the step's iterator or was created during
@@ -63,10 +63,10 @@ class _Step:
     def __init__(self) -> None:
         self.sizes: list[int] = []  # number of samples for each rank whose work this worker does; [] between steps
         self.is_divided = False
-        self.gradients = 0  # how many gradient functions were called rank by rank
+        self.gradients = 0  # how many gradient functions were called once per rank
         self.is_inside = False  # whether a gradient function is running
         self.graphs = 0  # how many jitted functions are running as Python
-        self.proven_for: tuple[int, ...] = ()  # the members of the last step known to compute gradients rank by rank
+        self.proven_for: tuple[int, ...] = ()  # the members of the last step known to compute gradients per rank
         self.members: tuple[int, ...] = ()
         self.updates = (0, 0)  # `cells.updates` and `cells.trained_by_groups` when the step began
         self.columns: list[Any] = []  # tensors that the step's iterator has yielded
@@ -81,7 +81,7 @@ class _Step:
 
     @property
     def divides(self) -> bool:
-        """Return whether a gradient function that is called now must run rank by rank."""
+        """Return whether a gradient function that is called now must run once per rank."""
         return self.is_divided and not self.is_inside
 
     @contextmanager
@@ -158,7 +158,7 @@ def end() -> None:
         _step.proven_for = _step.members
     elif not cells.has_optimizers() or (cells.updates(), cells.trained_by_groups()) != _step.updates:
         raise refused(
-            "with fewer workers than ranks, training with gradients that aren't computed rank by rank",
+            "with fewer workers than ranks, training with gradients that aren't computed separately for each rank",
             f"this worker does the work of {len(sizes)} of {world.size()} ranks, but its update didn't use a gradient "
             "function that can be called once per rank (as under msrun), so its gradients may have "
             "another scale; " + _REMEDY.format(size=world.size()),
@@ -353,7 +353,7 @@ def _together(out: Any, others: Any, weights: Any, kind: Any) -> Any:
 
 
 class _Statistics:
-    """The moving statistics while a gradient function is called rank by rank (invariant 4)."""
+    """The moving statistics while a gradient function is called once per rank (invariant 4)."""
 
     def __init__(self, has_value: bool) -> None:
         self._parameters = _step.statistics

@@ -95,7 +95,7 @@ class Broadcast(Collective):
     def __init__(self, root_rank: int = 0, group: str | None = None) -> None:
         check_group(group)
         if check_root(root_rank) >= world.size():
-            raise ValueError(f"rank {root_rank} is not one of the {world.size()} ranks of --msrun-size")
+            raise ValueError(f"rank {root_rank} is out of range: -msrun-size sets {world.size()} ranks")
         _check_place("Broadcast")
         super().__init__("KungFuWorldBroadcast", None, root=root_rank)
         self.init_attrs = {"root_rank": root_rank, "group": group}

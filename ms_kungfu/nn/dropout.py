@@ -51,10 +51,10 @@ class Dropout(nn.Cell):
     def __init__(self, p: float = 0.5) -> None:
         super().__init__()
         if isinstance(p, bool) or not isinstance(p, (float, int)):
-            raise TypeError(f"p must be a number, the probability that an element is dropped, not {p!r}")
+            raise TypeError(f"p (the probability that an element is dropped) must be a number, not {p!r}")
         if not 0 <= p < 1:
             raise ValueError(
-                f"p, the probability that an element is dropped, must be at least 0 and less than 1, not {p}"
+                f"p (the probability that an element is dropped) must be at least 0 and less than 1, not {p}"
             )
         target = ms.get_context("device_target")
         if target != "CPU":

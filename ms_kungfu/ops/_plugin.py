@@ -48,9 +48,11 @@ def check_version(built_for: str, running: str) -> None:
 
 
 def _built_for_another(built_for: str, running: str, newest: str) -> ImportError:
-    other = f"a wheel of ms_kungfu for {running}" if is_of_a_wheel() else f"{reinstall()}, which builds them again"
+    other = (
+        f"install a wheel of ms_kungfu for {running}" if is_of_a_wheel() else f"{reinstall()}, which builds them again"
+    )
     return ImportError(
-        f"the kernels of ms_kungfu were built for MindSpore {built_for}, but MindSpore {running} is running; "
+        f"the kernels of ms_kungfu were built for MindSpore {built_for}, but MindSpore {running} is running; run "
         f'`python -m pip install "mindspore=={newest}"`, or {other}'
     )
 

@@ -101,9 +101,8 @@ class Merge(nn.Cell):
     """Make parameters equal on all workers, in place. Compiled graphs that contain them use the new values.
 
     Models and moments become their mean over the workers. Counters such as the global step, and the
-    optimizer's single numbers (learning rate, powers of Adam's betas), become their maximum over the
-    workers. If the workers have made the same number of steps, counters and single numbers are already
-    equal, so they don't change.
+    optimizer's scalars (learning rate, powers of Adam's betas), become their maximum over the workers.
+    If the workers have made the same number of steps, counters and scalars are already equal.
     """
 
     def __init__(self, parameters: Any, name: str) -> None:
@@ -147,10 +146,10 @@ class Replicas:
         return True
 
     def merge(self) -> None:
-        """Replace each worker's model and optimizer moments with their mean over all workers.
+        """Replace models and optimizers' moments with their mean over all workers.
 
-        All workers must call this at the same time, between steps. The optimizer's single numbers, such as
-        the global step, become their maximum over all workers. The method works in GRAPH and PyNative mode.
+        All workers must call this at the same time, between steps. The optimizer's scalars, such as the
+        global step, become their maximum over all workers. The method works in GRAPH and PyNative mode.
         Compiled graphs stay valid and use the new values.
         """
         runtime.init()

@@ -33,10 +33,10 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
     :class:`PairAveragingOptimizer` at any time. No graph is compiled again because of a switch. With
     every algorithm, a single worker trains exactly as with `optimizer` alone, bit for bit.
 
-    *Matched state*: S-SGD needs equal models. At a switch to S-SGD, all workers take the mean of their
-    models and of the wrapped optimizer's moments. They take the maximum of single numbers (global step,
-    learning rate, powers of Adam's betas). After the switch, the workers' models are equal bit for bit.
-    A switch to another algorithm doesn't change the models.
+    *Matched state*: S-SGD needs equal models. At a switch to S-SGD, all workers take the mean of
+    their models and of the wrapped optimizer's moments. They take the maximum of scalars (global
+    step, learning rate, powers of Adam's betas). After the switch, the workers' models are equal
+    bit for bit. A switch to another algorithm doesn't change the models.
 
     *When*: model averaging has more noise, so it explores more at the beginning. S-SGD converges better
     at the end. The reverse order suits clusters with occasional stragglers. A policy can find out which
@@ -131,7 +131,9 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
         present = {rank: ALGORITHMS[int(one)] for rank, one in everyones.items()}
         if set(present.values()) != {algorithm}:
             asked = ", ".join(f"rank {rank}: {one}" for rank, one in present.items())
-            raise CollectiveMismatchError(f"the ranks switch to different algorithms: {asked}")
+            raise CollectiveMismatchError(
+                f"the ranks switch to different algorithms ({asked}); request the same one on all ranks"
+            )
         if wanted == _SSGD and self._number() != _SSGD:
             self.merge()
         if wanted == _PAIR:

@@ -1,4 +1,4 @@
-"""Scale the loss on several workers, so that either all workers skip a step or no worker skips it."""
+"""Scale the loss so that all workers skip the same steps on overflow."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class OverflowAgreement(nn.Cell):
         self.scaler.update(overflow)
 
     The agreement exchanges 4 bytes per step. It isn't needed if a `KungFuGradReducer` reduces the
-    gradients before the check. In that case, if one rank has an infinity or NaN, every rank's sum or
-    mean contains it.
+    gradients before the check. Then if one rank has an infinity or NaN, every rank's sum or mean
+    contains it.
 
     Args:
         name: the name of the operation among the workers.

@@ -68,7 +68,7 @@ def further_flags(flags: object) -> list[str]:
 def least_and_most(num_workers: object) -> tuple[int, int]:
     pair = (num_workers, num_workers) if isinstance(num_workers, int) else num_workers
     if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not all(type(count) is int for count in pair):
-        raise TypeError(f"num_workers={num_workers!r} is neither a number nor (least, most)")
+        raise TypeError(f"num_workers={num_workers!r} is neither a number nor a pair (minimum, maximum)")
     least, most = pair
     if least < 1:
         raise ValueError(f"num_workers={num_workers!r}: a job needs at least 1 worker")

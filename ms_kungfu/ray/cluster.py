@@ -70,13 +70,13 @@ def _check_there(address: str) -> None:
         ValueError: the address has an unsupported form.
     """
     if "://" in address:
-        raise ValueError("the driver runs on a node of the cluster; write HOST:PORT there, or use ray job submit")
+        raise ValueError("the driver must run on a node of the cluster; give HOST:PORT, or use `ray job submit`")
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ValueError(
-            "that is not an address; write HOST:PORT, auto for a cluster that runs here, or local for a new one"
+            "that is not an address; give HOST:PORT, 'auto' (a cluster that runs here) or 'local' (a new one)"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CALL_S).close()
@@ -114,7 +114,7 @@ class Watch:
         self._asked_at: float | None = None
 
     def answer(self) -> list[Node] | None:
-        """Return the nodes, or None if Ray hasn't answered yet. In that case the caller calls again later."""
+        """Return the nodes, or None if Ray hasn't answered yet. The caller then calls again later."""
         if self._asked_at is None:
             self._asked_at = run_time()
             threading.Thread(target=self._ask, daemon=True).start()

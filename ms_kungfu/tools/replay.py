@@ -107,7 +107,7 @@ def plan(folder: Path, until: int | None = None, checkpoint: Path | None = None)
     steps = [record for record in records if isinstance(record.claim, Claim)]
     if not any(record.claim.shards for record in steps if isinstance(record.claim, Claim)):
         raise KungFuError(
-            f"the ledger {folder} records training without shards, whose exact result depends on its "
+            f"the ledger {folder} records a run without shards, and the exact result of such a run depends on its "
             "cluster changes: only a run with ElasticDataset(..., shards=) can be replayed"
         )
     found = [(record, record.fingerprint.step) for record in steps if record.fingerprint is not None]
@@ -135,7 +135,7 @@ def plan(folder: Path, until: int | None = None, checkpoint: Path | None = None)
 def _step_of(checkpoint: Path) -> int:
     name = _CHECKPOINT.fullmatch(checkpoint.name)
     if name is None or not checkpoint.is_file():
-        raise KungFuError(f"{checkpoint} is not a file step-N.ckpt of a checkpoint_dir")
+        raise KungFuError(f"{checkpoint} is not a checkpoint; give a file step-N.ckpt from a checkpoint_dir")
     return int(name[1])
 
 
@@ -183,8 +183,8 @@ def _conditions(folder: Path, jobs: set[str]) -> dict[str, Mapping[str, Any]]:
         told = conditions.differences(first, own, f"in job {job}", f"in job {header['job']}")
         if told:
             raise KungFuError(
-                f"the ledger {folder} was recorded under several conditions ({told}): use --until STEP or "
-                "--from CHECKPOINT to select steps with the same conditions"
+                f"the ledger {folder} was recorded in several numeric environments ({told}): use --until STEP or "
+                "--from CHECKPOINT to select steps with only one"
             )
     return found
 
@@ -194,7 +194,7 @@ def _cores(machine: Mapping[str, Any]) -> set[int]:
     allowed, cores = sorted(os.sched_getaffinity(0)), machine.get("cores", 1)
     if cores > len(allowed):
         raise KungFuError(
-            f"each worker had {cores} cores, which affect the bits, but this process may use "
+            f"each recorded worker had {cores} cores, and this number affects the bits, but this process may use "
             f"{len(allowed)}: run the replay on a machine with at least as many cores"
         )
     return set(allowed[:cores])

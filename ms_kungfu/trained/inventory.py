@@ -28,7 +28,7 @@ def collect_parameters(trained: Iterable[Any]) -> list[Any]:
             return [p for part in item for p in of(part)]
         held = [p for p in getattr(item, "__dict__", {}).values() if isinstance(p, ms.Parameter)]
         if not held and not is_scheduler(item):
-            raise TypeError(f"expected cells, optimizers or Parameters that must be equal on all workers, got {item!r}")
+            raise TypeError(f"expected cells, optimizers or Parameters to keep equal on all workers, got {item!r}")
         return held
 
     return list({id(p): p for item in trained for p in of(item)}.values())

@@ -1,4 +1,4 @@
-// Threads that the runtime itself starts, in addition to the program's threads.
+// Threads that the runtime starts.
 #ifndef KUNGFU_BASE_THREADS_H_
 #define KUNGFU_BASE_THREADS_H_
 

@@ -23,7 +23,7 @@ using store::StoreView;
 
 using TlsEnds = std::map<int, std::shared_ptr<tcp::TlsEnd>>;
 
-// Connected sockets to each other host. The object owns the sockets until they are taken from it.
+// Connected sockets to the other hosts. The object owns the sockets until they are taken from it.
 class Connections {
  public:
   Connections(const std::vector<std::string>& names, const std::vector<std::vector<int>>& connections)

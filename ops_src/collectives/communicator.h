@@ -48,8 +48,8 @@ struct CommunicatorOptions {
 // (hosts/cluster_communicator.h). LoneCommunicator is for a process that belongs to no cluster.
 // Everything except data goes through the control block, which all subclasses use in the same way.
 //
-// *Generation* g is the cluster without the g ranks that failed first. An operation that ends in
-// generation g runs without these ranks.
+// *Generation* g consists of the ranks that remain after the first g failures. An operation that
+// ends in generation g runs without the failed ranks.
 //
 // Thread-safe. Operations with different names run concurrently on their callers' threads, and
 // don't wait for each other. Operations with the same name run one after another, in a fixed order:

@@ -8,7 +8,7 @@
 namespace kungfu {
 
 // Runs an operation that has only one rank. For every kind of operation, the outputs are copies of
-// the inputs. If the operation has planes (see planes.h), the output is the sum of the planes,
+// the inputs. If the operation adds up planes (planes.h), the output is the sum of the planes,
 // divided by Planes::divisor.
 void RunAlone(const Operation& operation);
 

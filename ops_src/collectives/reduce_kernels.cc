@@ -48,8 +48,8 @@ struct Half {
   using Stored = uint16_t;
   using Acc = float;
   // Shifts exponent and mantissa into place, then corrects the exponent's bias by a multiplication.
-  // The multiplication turns subnormal halves into normal floats. The result is exact for every
-  // finite value.
+  // The multiplication turns subnormal float16 numbers into normal float32 numbers. The result is
+  // exact for every finite value.
   static float Load(uint16_t half) {
     const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fffu) << 13;
     const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
@@ -57,9 +57,9 @@ struct Half {
     const uint32_t special = magnitude | 0x7f800000u;
     return FloatOf(sign | ((half & 0x7c00u) == 0x7c00u ? special : finite));
   }
-  // Rounds to nearest even. Halves below 2^-14 are subnormal, with a unit of 2^-24. The unit in the
-  // last place of 0.5 in float32 is also 2^-24. So adding 0.5 makes the floating-point adder round
-  // subnormal halves.
+  // Rounds to nearest even. A float16 number below 2^-14 is subnormal, with a unit of 2^-24. The
+  // unit in the last place of 0.5 in float32 is also 2^-24. So adding 0.5 makes the floating-point
+  // adder round subnormal numbers.
   static uint16_t Store(float x) {
     const uint32_t bits = BitsOf(x);
     const uint32_t magnitude = bits & 0x7fffffffu;

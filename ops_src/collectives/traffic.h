@@ -22,7 +22,7 @@ struct TrafficTotals {
                                     // ranks
   double exposed_s = 0;             // the part of `busy_s` during which the program waited; the rest ran in the
                                     // background
-  uint64_t received_from_each = 0;  // number of bytes read from each other rank
+  uint64_t received_from_each = 0;  // number of bytes read from every other rank
   // For each rank, number of bytes read only from this rank.
   std::array<uint64_t, shm::kMaxMembers> received_from_root = {};
 };
@@ -33,7 +33,7 @@ class Traffic {
   static Traffic& Get();
 
   // Counts a collective that began at `began` and has just ended. It has read `received_bytes`
-  // bytes from each other rank, or only from rank `root` if `root` isn't negative.
+  // bytes from every other rank, or only from rank `root` if `root` isn't negative.
   void Count(uint64_t began, uint64_t brought_bytes, uint64_t received_bytes, int root = -1) {
     busy_.fetch_add(Ticks() - began, std::memory_order_relaxed);
     operations_.fetch_add(1, std::memory_order_relaxed);

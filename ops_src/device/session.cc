@@ -106,7 +106,7 @@ std::vector<JobPtr> Session::Order(const std::vector<JobPtr>& mine) {
     if (!everywhere) continue;
     const JobPtr& job = mine[Find(own, ready) - own.ready];
     if (equal) {
-      // The vendors' libraries can't give the ranks different weights.
+      // The vendors' libraries can't compute a weighted average over the ranks.
       job->by_staging = job->by_staging || !equal_weights;
       common.push_back(job);
     } else {

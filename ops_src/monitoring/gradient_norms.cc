@@ -38,7 +38,7 @@ float Widened(uint16_t bits, kf_dtype dtype) {
     const uint32_t magnitude = static_cast<uint32_t>(bits & 0x7fffu) << 13;
     float scaled;
     std::memcpy(&scaled, &magnitude, sizeof scaled);
-    scaled *= 0x1p112f;  // corrects the exponent's bias, and turns subnormal halves into normal floats
+    scaled *= 0x1p112f;  // corrects the exponent's bias, and makes subnormal numbers normal
     std::memcpy(&wide, &scaled, sizeof wide);
     if ((bits & 0x7c00u) == 0x7c00u) wide = magnitude | 0x7f800000u;
   }

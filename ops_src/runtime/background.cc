@@ -239,9 +239,9 @@ void Background::WaitFor(Pending& pending) {
   Traffic::Get().CountWait(began);
 }
 
-// Starts the thread if there is none. `lock` holds mutex_. If a Stop is in progress, the old thread
-// must end first. Otherwise two threads would run operations out of order. Also, the old thread
-// would never end if `stopping_` were reset.
+// Starts the thread if there is none. `lock` holds mutex_. If a call of Stop is in progress, the
+// old thread must end first. Otherwise two threads would run operations out of order. Also, the old
+// thread would never end if `stopping_` were reset.
 void Background::EnsureThread(std::unique_lock<std::mutex>& lock) {
   stopped_.wait(lock, [this] { return !stopping_; });
   if (thread_ != nullptr) return;

@@ -76,7 +76,7 @@ class Peer {
 
   // Leaves the cluster. Later collectives throw StaleClusterError with `reason`.
   void Leave(const std::string& reason);
-  // Returns to a cluster of one rank, which is the state before the first Join.
+  // Returns to a cluster of one rank, which is the state before the first call of Join.
   void Reset();
 
   // Resizes the cluster. All ranks must pass the same size, and the call compares the sizes. If the

@@ -34,8 +34,8 @@ class PartialSums {
  private:
   char* NewBuffer();
   void Copy(char* to, const kf_tensor* tensors, size_t num_tensors, double share) const;
-  // Computes `to` = left + right. One of the two operands is `to` itself, and the other one is in
-  // the tensors.
+  // Computes `to` = left + right. One of the two operands is `to` itself, and the other one is the
+  // inputs of `tensors`.
   void AddTensors(char* to, const kf_tensor* tensors, size_t num_tensors, bool tensors_left) const;
 
   kf_dtype dtype_ = KF_FLOAT32;

@@ -47,7 +47,7 @@
 // first write. The restoration is complete, because UndoUpdate runs after the graph has ended. In
 // between, Refuse prevents every operation that other ranks would notice, and the next step can't
 // begin. If the caller can't undo the update, training can't continue. A step that ends in its
-// first Bring has none of these costs.
+// first call of Bring has none of these costs.
 // Test: ShardsStep.RefusesWhatDoesNotBelongToIt
 //
 // 8. Moving statistics are tensors that the computation of a shard changes. Each shard begins with
@@ -108,38 +108,37 @@ struct Written {
   size_t bytes;
 };
 
-// Thread-safe. But only one caller may run a step: a call of Begin during a step begins another
-// step.
+// Thread-safe, but only one caller may run a step: calling Begin during a step begins another step.
 class Step {
  public:
-  // Returns the only step object of this process. It is never destroyed.
+  // Returns the process's step, which is never destroyed.
   static Step& Get();
 
   void Begin(std::shared_ptr<Communicator> communicator, const Plan& plan, const std::vector<Statistic>& statistics);
 
   // Returns the shards that this rank must still add, according to its current partition.
   Shards Missing() const;
-  // Declares that the next Bring adds this shard's gradients.
+  // Makes the next call of Bring add this shard's gradients.
   void Take(uint32_t shard);
-  // Declares that the next Bring adds nothing, because this rank has no shards left and only needs
-  // the root.
+  // Makes the next call of Bring add nothing, for a rank that has no shards left.
   void TakeNone();
-  // Declares that the next Bring only computes hashes of the gradients. See Hashes.
+  // Makes the next call of Bring only compute hashes of the gradients. See Hashes.
   void TakeForHashes(uint32_t shard);
 
-  // Declares that an update runs after the next Bring, independently of Bring's result. `where`
-  // returns the memory that the update writes to. If the update must be undone, Bring calls `where`
-  // on the thread that called Bring.
+  // Announces an update after the next call of Bring, whatever Bring returns. `where` returns the
+  // memory that the update writes to. If the update must be undone, Bring calls `where` on the
+  // caller's thread.
   void UpdateFollows(std::function<std::vector<Written>()> where);
   // Restores the memory that the update has written to, unless the step has ended. Call it after
   // the update.
   void UndoUpdate();
 
-  // Adds gradients. Returns true if the step has ended, so that the outputs of `groups` hold the
-  // root. Returns false if Missing() returns more shards. The groups must be the same in each call,
-  // except for their memory. `loss` is the input of the one tensor that isn't a gradient.
+  // Adds gradients. Returns true if the step has ended. The outputs of `groups` then hold the
+  // result. Returns false if Missing() returns more shards. The groups must be the same in each
+  // call, except for their memory. `loss` is the `input` of the loss, the one tensor that isn't a
+  // gradient, or null.
   bool Bring(const kf_group* groups, size_t num_groups, const void* loss = nullptr);
-  // Returns the result of the last Bring, for callers that run after the graph.
+  // Returns the result of the last call of Bring, for callers that run after the graph.
   bool Over() const;
   // `End` ends the step. Call it after the update. Between Begin and End, gradients can't be
   // reduced in any other way. While a shard is computed, no operation can run, because ranks
@@ -155,7 +154,7 @@ class Step {
   // Returns the key of the current shard's next draw, or none outside a step. Throws during the
   // update.
   std::optional<Key> NextKey();
-  // Returns a hash of the bits of each tensor that was passed to the Bring after TakeForHashes.
+  // Returns a hash of the bits of each tensor that was passed to Bring after TakeForHashes.
   std::vector<uint64_t> Hashes() const;
 
  private:
@@ -196,7 +195,7 @@ class Step {
   bool over_ = true;
   size_t reduced_ = 0;  // number of groups whose root is known
   std::vector<PartialSums> sums_;
-  std::vector<std::vector<char>> roots_;  // roots of groups that ended in an earlier Bring
+  std::vector<std::vector<char>> roots_;  // roots of groups that ended in an earlier call of Bring
   std::vector<uint64_t> hashes_;
   // Returns the memory that the update writes to. If this function is empty, no update will follow.
   std::function<std::vector<Written>()> update_follows_;

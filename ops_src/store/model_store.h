@@ -116,9 +116,10 @@ uint64_t TotalBytes(const kf_blob* blobs, size_t num_blobs);
 // Access to the models of a worker on this host, which may be this worker itself.
 class StoreView final : public ModelView {
  public:
-  // The caller still owns the descriptor. Throws InternalError if it isn't a store of this version
-  // of the runtime. Set `own` if it is a store of this process. The store must then outlive the
-  // view, because no descriptor of the store may be closed.
+  // The caller still owns the descriptor. Throws InternalError if the descriptor doesn't refer to a
+  // store of this version of the runtime. Set `own` if the store belongs to this process. The store
+  // must then outlive the view, because the view uses the store's descriptor instead of a
+  // duplicate.
   explicit StoreView(int fd, bool own = false);
   // Creates a view and closes the descriptor. Returns null if `fd` is -1.
   static std::shared_ptr<StoreView> Take(int fd);

@@ -19,13 +19,13 @@
 // 2. Memory. The asking transport allocates no memory, because tensors go directly into the
 // worker's parcel. At any time, it requests from a host at most one model of more than kSmallBytes,
 // and one small model in addition. So a small model doesn't wait for a large one. The asked
-// transport accepts at most two unanswered requests from each host. So for each other host it keeps
-// the copy of at most one large model.
+// transport accepts at most two unanswered requests from each host. So for every other host it
+// keeps the copy of at most one large model.
 // Test: ModelsOfOtherHosts.NoMoreIsKeptForAHostThanTwoAnswers
 //
 // 3. No circular wait. The transport's own thread never waits: it receives from workers and other
 // hosts. All work that takes time runs on other threads, which are started when they are needed.
-// For each other host, two threads ask and two threads answer. A thread that asks waits for the
+// For every other host, two threads ask and two threads answer. A thread that asks waits for the
 // other host's answer. A thread that answers waits only for the network, because the other host has
 // asked and is receiving.
 // Test: ModelsOfOtherHosts.PausedHostIsAwaitedOnlyByItsOwnReaders

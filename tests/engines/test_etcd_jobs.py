@@ -190,7 +190,7 @@ def test_server_that_is_not_etcd_is_refused(start_module, kungfu_run, tmp_path):
     port = server.wait_for(r"serving http://\S+:(\d+)/config")[0][1]
     refused(
         kungfu_run("-w", "-config-server", f"etcd://127.0.0.1:{port}/job", "sleep", 10),
-        f"127.0.0.1:{port} gave an answer that isn't of etcd's v3 API", "is this the client address",
+        f"127.0.0.1:{port} sent an answer that doesn't follow etcd's v3 API", "is this the client address",
     )  # fmt: skip
 
 

@@ -149,7 +149,7 @@ def test_ray_job_with_etcd_survives_head_node_and_sigterm_ends_all_hosts(ray_of,
     ("address", "told"),
     [
         ("127.0.0.1:1", "no Ray cluster answers there (Connection refused); start one (ray start --head)"),
-        ("ray://127.0.0.1:1", "the driver runs on a node of the cluster; write HOST:PORT"),
+        ("ray://127.0.0.1:1", "the driver must run on a node of the cluster; give HOST:PORT"),
     ],
 )
 def test_an_address_where_no_ray_is_is_refused_by_a_sentence(address, told, kungfu_run):

@@ -45,7 +45,7 @@ def test_error_in_an_installed_wheel_suggests_no_build(tmp_path, monkeypatch):
         ImportError, match="kernels of ms_kungfu are missing: the installation is damaged; `pip install "
     ):
         _plugin.folder_for(ms.__version__, tmp_path)
-    with pytest.raises(ImportError, match=r"==2\.7\.0\"`, or a wheel of ms_kungfu for 2\.9\.0$"):
+    with pytest.raises(ImportError, match=r"==2\.7\.0\"`, or install a wheel of ms_kungfu for 2\.9\.0$"):
         _plugin.check_version("2.7.0", "2.9.0")
     monkeypatch.setitem(_plugin._FILES, "GPU", "libkungfu_ms_nowhere.so")
     with pytest.raises(ImportError, match="is missing: the installation is damaged, or .*; `pip install ms_kungfu`$"):

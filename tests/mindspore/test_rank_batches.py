@@ -82,12 +82,12 @@ def test_only_an_update_of_another_gradient_is_refused(kind, step, monkeypatch):
     rank_batches.end()  # without an update
     step()
     optimizer((ms.Tensor([1.0, 1.0]),))
-    with pytest.raises(RuntimeError, match="training with gradients that aren't computed rank by rank"):
+    with pytest.raises(RuntimeError, match="training with gradients that aren't computed separately for each rank"):
         rank_batches.end()
 
 
 def test_an_update_that_no_known_optimizer_makes_is_refused(step, monkeypatch):
     monkeypatch.setattr(cells, "living", list)
     step()
-    with pytest.raises(RuntimeError, match="training with gradients that aren't computed rank by rank"):
+    with pytest.raises(RuntimeError, match="training with gradients that aren't computed separately for each rank"):
         rank_batches.end()

@@ -399,7 +399,7 @@ def test_a_log_folder_that_cannot_be_made_is_named(kungfu_run, tmp_path):
     (tmp_path / "file").write_text("")
     job = kungfu_run("-logdir", "file/logs", "true")
     job.assert_exit(1)
-    assert job.lines == ["kungfu-run: -logdir file/logs can't be written: Not a directory; give a folder of your own"]
+    assert job.lines == ["kungfu-run: -logdir file/logs can't be written: Not a directory; give another folder"]
     job = kungfu_run("-logfile", "file/log", "true")
     job.assert_exit(1)
     assert job.lines == ["kungfu-run: -logfile file: File exists"]
@@ -482,7 +482,9 @@ def test_worker_without_descriptors_for_its_output_is_a_failed_worker(kungfu_run
     job = kungfu_run("-np", 30, "sh", "-c", "sleep 1000", preexec_fn=few_descriptors)
     job.assert_exit(126)
     assert re.fullmatch(
-        r"kungfu-run: worker \d+ \(\S+\) was not started: no pipe for its output: Too many open files", job.stderr[-1]
+        r"kungfu-run: worker \d+ \(\S+\) was not started, because no pipe for its output could be created: "
+        "Too many open files",
+        job.stderr[-1],
     ), job.output
     job.assert_gone(time.monotonic())
 

@@ -139,7 +139,7 @@ def test_the_job_ends_below_its_smallest_size(job):
     pids = one.in_version(0, 3)
     code, output = one.command("resize", "1")
     assert code == 1
-    assert "a cluster of 1 is below -min-np 2" in output
+    assert "size 1 is less than -min-np 2" in output
     os.kill(pids[1], signal.SIGKILL)
     one.in_version(1, 2)
     os.kill(pids[2], signal.SIGKILL)
@@ -226,7 +226,7 @@ def test_starts_without_descriptors_are_retried_and_can_be_canceled(kungfu_run, 
     one = Job(kungfu_run(*flags, sys.executable, RECOVERY_PROGRAM, preexec_fn=few_descriptors), start_module)
     one.in_version(0, 1)
     assert one.command("resize", "16")[0] == 0
-    one.wait_for(r"worker 15 .* was not started: .*Too many open files; the others go on, and a new worker is started")
+    one.wait_for(r"worker 15 .* was not started, .*Too many open files; the others go on, and a new worker is started")
     joined = one.wait_for(r"^in version (\d+) rank 1 of (\d+) pid", timeout=60)[0]
     assert 1 < int(joined[2]) < 16
     code, output = one.command("resize", "1")

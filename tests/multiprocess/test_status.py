@@ -182,7 +182,7 @@ def test_two_jobs_of_which_one_is_asked_for(job, kungfu_run, script, status):
     (told,) = json.loads(status("-config-server", url, "-json")[1])
     assert told["launcher"]["pid"] == one.program.process.pid
     code, text = status(url, "-config-server", url)
-    assert (code, "give one URL, or none" in text) == (2, True)
+    assert (code, "both name a job; give only one of them" in text) == (2, True)
     other.signal(signal.SIGTERM)
     other.wait()
     one.finish(1)

@@ -175,7 +175,7 @@ def test_a_wrong_document_is_refused_and_says_why(document: Any, named: str) -> 
 def test_a_worker_in_the_middle_may_be_left_out():
     cluster = Cluster(tuple(PeerID("127.0.0.1", port) for port in (1, 2, 3)), (), 7)
     assert cluster.without([PeerID("127.0.0.1", 2)]) == Cluster((PeerID("127.0.0.1", 1), PeerID("127.0.0.1", 3)), (), 8)
-    with pytest.raises(ValueError, match=r"127\.0\.0\.1:1 is the only worker left"):
+    with pytest.raises(ValueError, match=r"127\.0\.0\.1:1 can't leave: it is the last worker"):
         cluster.without(cluster.workers)
 
 

@@ -171,7 +171,7 @@ def test_a_write_whose_answer_was_lost_is_found_again(member):
 def test_write_after_a_concurrent_write_is_stale(member):
     instead = {"header": {"revision": "10"}, "responses": [{"response_range": held(5, mark="other", revision=10)}]}
     one = member((200, held(4)), (200, instead))
-    with pytest.raises(StaleVersionError, match="version 5 was written before"):
+    with pytest.raises(StaleVersionError, match="another writer has written version 5 before"):
         open_store(f"etcd://{one.member}/job").put(cluster(2, 5))
     compare = one.asked[1][1]["compare"][0]
     assert (compare["target"], compare["mod_revision"]) == ("MOD", "7")
@@ -291,9 +291,9 @@ def test_a_token_that_is_over_is_asked_for_again(member, monkeypatch):
 @pytest.mark.parametrize(
     ("status", "answer", "told"),
     [
-        (200, "<html>", "isn't of etcd's v3 API: 200 <html>; is this the client address"),
-        (404, "404 page not found", "isn't of etcd's v3 API: 404"),
-        (404, {"error": "there is no cluster yet"}, "isn't of etcd's v3 API"),
+        (200, "<html>", "doesn't follow etcd's v3 API: 200 <html>; is this the client address"),
+        (404, "404 page not found", "doesn't follow etcd's v3 API: 404"),
+        (404, {"error": "there is no cluster yet"}, "doesn't follow etcd's v3 API"),
         (403, {"error": "etcdserver: permission denied", "code": 7}, "etcdctl role grant-permission ROLE readwrite"),
         (400, {"error": "etcdserver: user name is empty", "code": 3}, "set ETCDCTL_USER=NAME:PASSWORD"),
         (

@@ -258,7 +258,7 @@ def test_without_w_several_hosts_need_no_config_server():
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["-w"], "give -builtin-config-port 9100 on each host, and 10.0.0.1 runs the server"),
+        (["-w"], "give -builtin-config-port 9100 on each host; host 10.0.0.1 then runs the server"),
         (["-w", "-builtin-config-port", "0"], "several hosts have to know the port"),
         (["-w", "-config-server", "http://10.0.0.1:9100/config", "-builtin-config-port", "0"], "give a number"),
         (["-w", "-config-server", "http://127.0.0.1:9100/config"], "is a different server on each host"),
@@ -378,7 +378,7 @@ def test_supported_strategy_is_not_reported(name):
 
 def test_shared_memory_is_no_strategy_between_hosts():
     assert options("-H", THREE).strategy == options("-H", THREE, "-strategy", "AUTO").strategy == "AUTO"
-    assert "several hosts have no shared memory" in refusal("-H", THREE, "-strategy", "SHM")
+    assert "which several hosts don't have" in refusal("-H", THREE, "-strategy", "SHM")
 
 
 def test_placement():

@@ -575,7 +575,7 @@ def test_a_newer_format_is_refused_by_its_version(recorded):
     command = [sys.executable, "-m", "ms_kungfu.dataset.audit", str(recorded[0].parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "has ledger format 4, written by ms_kungfu 7.8.9; " in done.stderr
+    assert "has ledger format 4 and was written by ms_kungfu 7.8.9, " in done.stderr
     assert "reads formats 1 to 3" in done.stderr
 
 

@@ -44,5 +44,5 @@ def test_malformed_learning_rate_rule_is_refused(rule, error):
 @pytest.mark.parametrize("returned", [0, -1, math.inf, math.nan, None, "much"])
 def test_a_function_has_to_return_a_factor(returned):
     rule = parse_lr_rule(lambda size, start: returned)
-    with pytest.raises(ValueError, match="for 4 workers, 2 at the start; return a factor above 0"):
+    with pytest.raises(ValueError, match=r"lr_rule\(4, 2\) returned .*; return a factor above 0"):
         rule(4, 2)

@@ -156,7 +156,7 @@ def test_exception_of_ray_at_the_start_is_reported_in_a_sentence(refusal):
 @pytest.mark.parametrize("address", ["nonsense", "nonsense:", ":80", "a:b", "a:0", "a:65536"])
 def test_an_address_that_is_none_is_refused_by_what_one_is(refusal, address):
     told = (
-        f"{address}: that is not an address; write HOST:PORT, auto for a cluster that runs here, or local for a new one"
+        f"{address}: that is not an address; give HOST:PORT, 'auto' (a cluster that runs here) or 'local' (a new one)"
     )
     assert refusal(words=[f"-address={address}"]) == (f"-address {told}", [])
     assert refusal(words=[], environment=address) == (f"RAY_ADDRESS={told}", [])

@@ -44,7 +44,11 @@ def needs(path, rate=0.1, *more, key, **others):
         ({"command_or_function": needs}, TypeError, "workers call needs without arguments, but it needs path, key"),
         ({"flags": "-recover=replace -q"}, TypeError, "pass a list: ['-recover=replace', '-q']"),
         ({"flags": 3}, TypeError, "flags=3 is not a list"),
-        ({"num_workers": (1, 2, 3)}, TypeError, "num_workers=(1, 2, 3) is neither a number nor (least, most)"),
+        (
+            {"num_workers": (1, 2, 3)},
+            TypeError,
+            "num_workers=(1, 2, 3) is neither a number nor a pair (minimum, maximum)",
+        ),
         ({"num_workers": None}, TypeError, "num_workers=None is neither"),
         ({"num_workers": 1.5}, TypeError, "num_workers=1.5 is neither"),
         ({"num_workers": True}, TypeError, "num_workers=True is neither"),

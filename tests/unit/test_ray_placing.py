@@ -147,7 +147,7 @@ def test_other_flags_go_to_the_kungfu_run_of_each_node():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["-H", "a:1"], "-H and -engine: the engine finds the hosts; leave -H out"),
+        (["-H", "a:1"], "-H can't be combined with -engine: the engine finds the hosts; leave -H out"),
         (["-standby", "1"], "-standby and -engine"),
         (["-secret-file", "x"], "-secret-file and -engine"),
         (["-np", "2", "-min-np", "3"], "-np 2 is less than -min-np 3"),

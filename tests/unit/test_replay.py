@@ -140,13 +140,13 @@ def test_each_ledger_that_cant_be_compared_is_refused_by_a_sentence(train, tmp_p
     folder = train(3, 9)
     assert "begins in epoch 0 with step 2: give --from CHECKPOINT" in refused(folder)
     checkpoint = tmp_path / "step-00000008.ckpt"
-    assert "is not a file step-N.ckpt" in refused(folder, checkpoint=checkpoint)
+    assert "is not a checkpoint; give a file step-N.ckpt" in refused(folder, checkpoint=checkpoint)
     checkpoint.touch()
     assert "no fingerprint later than step 8; it has fingerprints for steps 4 to 8" in refused(
         folder, checkpoint=checkpoint
     )
     assert "later than step 0 and until step 1" in refused(train(1, 4, "b"), until=1)
-    assert "was recorded under several conditions (cores a worker 1 in job b and 2 in job c)" in refused(
+    assert "was recorded in several numeric environments (cores a worker 1 in job b and 2 in job c)" in refused(
         train(5, 8, "c", found={**HERE, "cores": 2})
     )
     assert planned(folder, until=4) == [2, 4]
@@ -154,7 +154,9 @@ def test_each_ledger_that_cant_be_compared_is_refused_by_a_sentence(train, tmp_p
 
 
 def test_a_training_without_shards_is_refused(train):
-    assert "without shards, whose exact result depends on its cluster changes" in refused(train(1, 4, shards=False))
+    assert "without shards, and the exact result of such a run depends on its cluster changes" in refused(
+        train(1, 4, shards=False)
+    )
 
 
 def recorded(*had):
@@ -315,5 +317,5 @@ def test_terminated_replay_ends_the_program(train):
 def test_more_cores_than_there_are_are_refused(train, capsys):
     folder = train(1, 4, found={**HERE, "cores": len(os.sched_getaffinity(0)) + 1})
     assert replay.main([str(folder), "--", "true"]) == 2
-    assert "cores, which affect the bits, but this process may use" in capsys.readouterr().err
+    assert "cores, and this number affects the bits, but this process may use" in capsys.readouterr().err
     assert Path(folder).exists()

@@ -78,13 +78,13 @@ class NoiseScalePolicy(Policy):
             raise ValueError(f"improvement must be between 0 and 1, got {improvement!r}")
         if min(patience, interval, probe) < 1 or min(min_measurements, warmup) < 0:
             raise ValueError(
-                f"patience, interval, probe must be 1 or more, min_measurements, warmup 0 or more, got {patience=}, "
-                f"{interval=}, {probe=}, {min_measurements=}, {warmup=}"
+                "patience, interval and probe must be at least 1, and min_measurements and warmup must be at least "
+                f"0, got {patience=}, {interval=}, {probe=}, {min_measurements=}, {warmup=}"
             )
         if not max_step > 1 or not resize_time >= 0 or (horizon is not None and not horizon > 0):
             raise ValueError(
-                f"max_step must be above 1, resize_time 0 or more, horizon positive, got {max_step=}, {resize_time=}, "
-                f"{horizon=}"
+                "max_step must be above 1, resize_time must be at least 0, and horizon must be positive, got "
+                f"{max_step=}, {resize_time=}, {horizon=}"
             )
         self._price, self._improvement, self._patience, self._interval = price, improvement, patience, interval
         self._min_measurements, self._resize_time, self._horizon = min_measurements, resize_time, horizon
@@ -264,8 +264,8 @@ class NoiseScaleLearningRate(Policy):
     ) -> None:
         if not max_learning_rate > 0 or not 0 < exponent <= 1 or not 0 <= tolerance < 1 or interval < 1:
             raise ValueError(
-                "max_learning_rate must be positive, exponent and tolerance between 0 and 1, interval 1 or more, got "
-                f"{max_learning_rate=}, {exponent=}, {tolerance=}, {interval=}"
+                "max_learning_rate must be positive, exponent and tolerance must be between 0 and 1, and interval "
+                f"must be at least 1, got {max_learning_rate=}, {exponent=}, {tolerance=}, {interval=}"
             )
         self._max, self._exponent, self._tolerance = max_learning_rate, exponent, tolerance
         self._interval, self._min_measurements = interval, min_measurements

@@ -18,8 +18,8 @@ class StragglerPolicy(Policy):
     outweigh the loss of one worker.
 
     Args:
-        slowdown: how many times longer than the median a worker must compute to be a straggler. The
-            factor must be above 1.
+        slowdown: a worker is a straggler if its computation takes at least this multiple of the
+            median. It must be above 1.
         patience: the number of consecutive slow steps after which the worker is evicted.
         min_size: the minimum number of workers that remain after an eviction.
         warmup: the number of steps after each change of the cluster that the policy ignores.
@@ -33,7 +33,8 @@ class StragglerPolicy(Policy):
             raise ValueError(f"slowdown must be a factor above 1, got {slowdown!r}")
         if patience < 1 or min_size < 1 or warmup < 0:
             raise ValueError(
-                f"patience and min_size must be 1 or more, warmup 0 or more, got {patience=}, {min_size=}, {warmup=}"
+                f"patience and min_size must be at least 1, and warmup must be at least 0, got {patience=}, "
+                f"{min_size=}, {warmup=}"
             )
         self._slowdown, self._patience, self._min_size, self._warmup = slowdown, patience, min_size, warmup
         self._slow_for: dict[int, int] = {}  # rank -> consecutive slow steps

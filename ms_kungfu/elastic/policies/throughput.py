@@ -67,7 +67,7 @@ class ThroughputPolicy(Policy):
                 f"efficiency must be above 0 and at most 1 (a fraction of the ideal gain), got {efficiency!r}"
             )
         if window < 1 or warmup < 0:
-            raise ValueError(f"window must be 1 or more, warmup 0 or more, got {window=}, {warmup=}")
+            raise ValueError(f"window must be at least 1, and warmup must be at least 0, got {window=}, {warmup=}")
         if drop is not None and not 0 < drop < 1:
             raise ValueError(f"drop must be between 0 and 1, or None, got {drop!r}")
         self._sizes = candidates(min_size, max_size, sizes)

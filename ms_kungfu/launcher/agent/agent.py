@@ -234,7 +234,7 @@ class Agent:
         """Obey one controller after another, until the job has ended on this host."""
         options, succession = self._options, self.succession
         joining = m.Agent(self._registration, slots=options.host.slots)  # the controller sends the job's command
-        words = m.Agent(self._registration)  # for a controller on this host, which has the command already
+        words = m.Agent(self._registration)  # a controller on this host already has the command
         if options.joins:
             words = joining
         elif not succession.obeys_itself:

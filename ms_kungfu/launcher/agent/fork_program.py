@@ -115,7 +115,7 @@ def _fork_server(channel: socket.socket, supervisor: int) -> tuple[dict[str, Any
         os.close(silent)
         channel.send(str(os.getpid()).encode())
         return _serve(channel)
-    except BaseException:  # the supervisor then starts workers as usual
+    except BaseException:  # the supervisor then starts workers without the fork server
         os._exit(1)
 
 

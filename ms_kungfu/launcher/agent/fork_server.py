@@ -6,9 +6,9 @@ workers are forked from the fork server (`fork_program`).
 1. Libraries read the environment and the number of cores while they are imported. So all workers of a fork server have
    the same number of cores and, apart from the variables that describe one worker, the same environment. The first
    worker of another kind forks another fork server, which replaces the previous one.
-2. Only the workers with which a job begins wait for the import. A worker that joins later is started as usual if there
+2. Only the workers with which a job begins wait for the import. A worker that joins later is started without it if there
    is no fork server for it yet, because the controller expects its process ID at once.
-3. If anything about the fork server fails, workers are started as usual: the fork server only saves time.
+3. If anything about the fork server fails, workers are started without it: the fork server only saves time.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class ForkServer:
             "folder": preloading.folder,
             "supervisor": os.getpid(),
         }
-        with contextlib.suppress(OSError):  # too long a command line: the worker starts as usual
+        with contextlib.suppress(OSError):  # too long a command line: the import then fails, and the worker runs its program
             self._channel.send(json.dumps(told).encode())
         self._import_until = run_time() + _IMPORT_S
         return [*preloading.python, str(_PROGRAM), str(theirs.fileno()), *preloading.program], theirs

@@ -61,8 +61,8 @@ class HostOfJob:
         relay.on_placed = self.workers.placed
 
     def close(self) -> None:
-        # Workers depend on the other objects, so they are closed first. If its inter-host transport were closed before,
-        # a worker would fail, and the failure would look like its own.
+        # Workers depend on the other objects, so they are closed first. If the inter-host transport were closed first,
+        # workers would fail, and the failures would look like the workers' own.
         self.workers.close()
         self._server.end()
         self.relay.close()

@@ -41,7 +41,7 @@ class OwnController:
         return None if self.controller is None or self.controller.moves else self.controller
 
     def begin(self, controller: LocalController) -> None:
-        """Run a controller on this host from now on."""
+        """Run a controller on this host."""
         self.controller = controller
         self._leading = asyncio.ensure_future(controller.run())
         self._leading.add_done_callback(self.has_led)

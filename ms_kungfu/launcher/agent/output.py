@@ -240,7 +240,7 @@ class Output:
         return ends[0], ends[1]
 
     def release(self, key: int) -> None:
-        """Show the worker's output from now on, and what it has printed so far (at most the last MiB)."""
+        """Show the worker's output, and what it has printed so far (at most the last MiB)."""
         self._do(functools.partial(self._show_held, key))
 
     def place(self, key: int, rank: int | None) -> None:

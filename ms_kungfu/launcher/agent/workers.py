@@ -128,7 +128,9 @@ class HostWorkers:
                 self._check_descriptors()
             stdout, stderr = self._output.attach(launch.key, launch.log_name, launch.rank, held=launch.held)
         except OSError as error:
-            raise OSError(error.errno, f"was not started: no pipe for its output: {error.strerror}") from None
+            raise OSError(
+                error.errno, f"was not started, because no pipe for its output could be created: {error.strerror}"
+            ) from None
         try:
             self._supervisor.start(
                 launch.key, environment, self._allowed(launch), stdout, stderr, has_device=self._has_devices
@@ -164,7 +166,7 @@ class HostWorkers:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def assign(self, said: m.Assign) -> None:
-        """Assign a slot to a standby, and show the standby's output from now on."""
+        """Assign a slot to a standby, and show the standby's output."""
         worker = self._workers[said.key]
         worker.peer, worker.incarnation, worker.rank = said.peer, said.incarnation, said.rank
         self._output.place(said.key, said.rank)
@@ -241,7 +243,7 @@ class HostWorkers:
         self._send(m.Exited(worker.key, worker.code, worker.error, self._words()))
 
     def report(self) -> list[m.Worker]:
-        """Return what the resync report to the next controller says about the workers."""
+        """Return the workers' part of the resync report, which the next controller receives."""
         self._reported = {key: (worker.pid, worker.code) for key, worker in self._workers.items()}
         return list(self._workers.values())
 

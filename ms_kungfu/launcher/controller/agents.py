@@ -33,7 +33,7 @@ class AgentHandle(Protocol):
         """Make the worker write its Python stacks to its output."""
 
     def assign(self, key: int, peer: PeerID, incarnation: int, rank: int) -> None:
-        """Assign the slot of `peer` to the standby `key`, and show the standby's output from now on."""
+        """Assign the slot of `peer` to the standby `key`, and show the standby's output."""
 
     def log_paths(self, log_name: str) -> list[Path]: ...
 

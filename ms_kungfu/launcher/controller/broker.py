@@ -138,8 +138,8 @@ class Broker:
     def noted(self) -> bool:
         """Commit the version for which `on_commit` was called, now that the snapshot contains it.
 
-        Return False if a failure has made the commit impossible. In that case no worker has been notified, and the
-        caller must call `not_noted`.
+        Return False if a failure has made the commit impossible. Then no worker has been notified, and the caller must
+        call `not_noted`.
         """
         assert self._noting is not None
         version, step = self._noting

@@ -189,7 +189,7 @@ class Controller:
             job.keep_emitting_statistics()
 
     def _expect_hosts(self, start: JobStart, current: Cluster, resumes: bool = False) -> RemoteHosts:
-        """Accept the registrations of hosts from now on."""
+        """Accept the registrations of hosts."""
         job = self.context
         job.begun = start
         job.events.begin(start.writer, fresh=not resumes)

@@ -42,7 +42,7 @@ class JobDashboard:
     _timer: asyncio.TimerHandle | None = None
 
     def begin(self, address: str) -> None:
-        """Serve the page at `address` from now on."""
+        """Serve the page at `address`."""
         options, machine = self.job.options, self.job.machine
         self._activity = Activity()
         host, port = split_address(address)

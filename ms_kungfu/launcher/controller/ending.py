@@ -66,7 +66,7 @@ class EndOfWorkers:
         self.broker.end()
         for agent in self.agents.values():
             agent.signal(number)
-            agent.signal(signal.SIGCONT)  # a stopped process must run in order to exit
+            agent.signal(signal.SIGCONT)  # a stopped process must run to exit
         await self._wait(self.processes.emptied.wait(), until, hurry)
 
     async def _wait(self, event: Coroutine[None, None, object], until: float, hurry: asyncio.Event) -> None:

@@ -158,7 +158,7 @@ class EtcdLease:
     # ---- keeping the lease ----
 
     def keep(self, store: Any) -> Callable[[], object]:
-        """Renew the lease from now on, and make the cluster store `store` accept writes only while this lease holds.
+        """Renew the lease, and make the cluster store `store` accept writes only while this lease holds.
 
         Return a function that stops the renewals.
         """
@@ -266,10 +266,10 @@ class EtcdLease:
             self._on_store_awaited(not before)
 
     async def write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
-        """Write an entry, and retry for as long as the store is unavailable. Call this only within `act`.
+        """Write an entry, and retry while the store is unavailable. Call this only within `act`.
 
-        Return False if this host gives up the lease during the call. In that case, it is unknown whether the entry was
-        written, so the caller must not act on it.
+        Return False if this host gives up the lease during the call. Then it is unknown whether the entry was written,
+        so the caller must not act on it.
         """
         try:
             return await self._write(snapshot)

@@ -218,10 +218,10 @@ class WorkerFailures:
                 return
 
     def last_worker_terminated(self, peer: PeerID) -> None:
-        """End the job in the same way as after a SIGTERM to the launcher, so that the workers write a checkpoint.
+        """End the job as after a SIGTERM to the launcher, so that the workers write a checkpoint.
 
-        A scheduler may send SIGTERM to all processes of a job. Then either the launcher's own signal or the worker's
-        ends the job, whichever the launcher handles first.
+        A scheduler may send SIGTERM to all processes of a job. The job then ends because of the launcher's own signal
+        or the worker's, whichever is handled first.
         """
         for process in self.job.workers.processes.of_standing(Standing.MEMBER):
             if process.peer == peer:

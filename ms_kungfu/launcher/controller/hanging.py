@@ -103,7 +103,7 @@ class HangingWorkers:
     # ---- stuck workers ----
 
     def keep_looking_for_the_stuck(self) -> None:
-        """From now on, examine the last reports of all hosts together at regular intervals.
+        """Examine the last reports of all hosts together at regular intervals.
 
         A separate examination for each host's report would take time that is quadratic in the number of hosts.
         """

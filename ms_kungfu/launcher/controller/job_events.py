@@ -67,7 +67,7 @@ class JobEvents:
         self.emit(e.JobStarted(workers=first.size, hosts=list(first.hosts), command=command))
 
     def taken_over(self, before: str) -> None:
-        """Record that this controller continues the job of the controller on the host `before`."""
+        """Record that this controller continues the job. `before`: the host of the previous controller."""
         self.emit(e.LeaderChanged(host=self.options.hosts.self_name, before=before))
 
     def stepped_down(self, why: str) -> None:

@@ -76,7 +76,7 @@ class Leadership(Protocol):
         """Acquire the lease before the job begins. Raise StartError if another job has the name."""
 
     def keep(self, store: Any) -> Callable[[], object]:
-        """Renew the lease regularly from now on. Return a function that stops the renewals."""
+        """Renew the lease regularly. Return a function that stops the renewals."""
         ...
 
     async def has_it_again(self) -> bool:

@@ -54,7 +54,7 @@ class Reachability:
         self._transport_failed = False
 
     def watch(self) -> None:
-        """From now on, declare a host failed if it is silent for -host-timeout."""
+        """Declare a host failed if it is silent for -host-timeout."""
         if self.options.host_timeout_s is not None:
             self._look_for_silence(Leases(self.options.host_timeout_s))
 
@@ -84,8 +84,8 @@ class Reachability:
     def note_apart(self) -> None:
         """Record that a host has reported another host as unreachable.
 
-        More such reports may follow. If one of the two hosts has failed, the controller must have time to detect its
-        silence before it evicts either host.
+        More such reports may follow. If one of the two hosts has failed, the controller must have time to find out
+        which one is silent before it evicts a host.
         """
         missed_s = 0.0 if self.options.host_timeout_s is None else self.options.host_timeout_s / 4 + _MISSED_S
         self._later("apart", max(_LAST_NEWS_S, missed_s), self._evict_who_is_apart)

@@ -39,10 +39,10 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteHosts:
-    """All hosts of the job, including the controller's own host, whose launcher passes incoming connections to `serve`.
+    """All hosts of the job, including the controller's own. That host's launcher passes connections to `serve`.
 
     Use it in the event loop. `registration`: the registration of the controller's own host. `resumes`: whether this
-    controller continues a running job, whose hosts report their state to it.
+    controller continues a running job, so that the hosts report their state to it.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class RemoteHosts:
         return [agent.name for agent in self.reachability.living()]
 
     def attend(self, workers: Workers) -> None:
-        """From now on, pass messages from the hosts to `workers`."""
+        """Pass messages from the hosts to `workers`."""
         self.workers.set_result(workers)
 
     def catch_up(self) -> None:

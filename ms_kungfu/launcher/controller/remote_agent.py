@@ -114,7 +114,7 @@ class Owner(Protocol):
 
     options: Options
     machine: Machine
-    resumes: bool  # whether this controller continues a running job, whose hosts report their state to it
+    resumes: bool  # whether this controller continues a running job, so that the hosts report to it
     workers: asyncio.Future[Workers]
 
     @property

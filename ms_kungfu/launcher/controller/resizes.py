@@ -76,7 +76,7 @@ class Resizes:
                 server.put(again.to_json(), job.begun.writer)
 
     def check(self, cluster: Cluster) -> None:
-        """Raise HostError if the job can't run `cluster`, or if a bug prevents the check."""
+        """Raise HostError if the job can't have the workers of `cluster`, or if a bug prevents the check."""
         try:
             self._check(cluster)
         except HostError:
@@ -97,7 +97,7 @@ class Resizes:
         going = coordinator.going(members)
         coordinator.hosts.check(cluster, members, ended, going)
         if cluster.size < options.min_size and cluster.writer != job.begun.writer:
-            raise HostError(f"a cluster of {cluster.size} is below -min-np {options.min_size}")
+            raise HostError(f"size {cluster.size} is less than -min-np {options.min_size}; request more workers")
 
     def on_cluster(self, cluster: Cluster) -> None:
         """Start the new workers of a newer desired cluster.
@@ -146,7 +146,7 @@ class Resizes:
         workers.starting.missing(cluster, replacing)
 
     def watch(self) -> Callable[[], None]:
-        """Follow the store from now on. Return a function that stops following it."""
+        """Follow the store. Return a function that stops following it."""
         job = self.job
         if not job.options.watch or job.begun.store is None:
             return lambda: None

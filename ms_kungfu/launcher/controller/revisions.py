@@ -184,7 +184,7 @@ class StoreWatcher:
 
         A store that has lost its state accepts the same version number again, so the workers needn't adopt another
         cluster version. If a client has deleted the cluster, the store rejects version numbers that were used before.
-        In this case, the cluster gets the next number.
+        Then the cluster gets the next number.
         """
         try:
             self.store.put(known)

@@ -235,7 +235,7 @@ class SpreadSegment:
                 self.was_made(agent.name, agent.lost, is_lost=True)
         try:
             if not self._missing:
-                raise OSError("none of its hosts is in the job any more")
+                raise OSError("none of its hosts is still in the job")
             missing = self._missing.values()
             done, late = await asyncio.wait(missing, timeout=2 * MAKE_S, return_when=asyncio.FIRST_EXCEPTION)
             for wait in done:
@@ -243,7 +243,7 @@ class SpreadSegment:
             if late:
                 raise OSError(f"its hosts took longer than {2 * MAKE_S:g} s")
         except asyncio.CancelledError:
-            trouble = OSError("given up")
+            trouble = OSError("the controller has given up")
         except Exception as error:
             trouble = error
         self._task = None

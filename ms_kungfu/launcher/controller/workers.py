@@ -325,7 +325,7 @@ class WorkerManager:
         self.broker.versions.host_is_back(agent.name)
 
     def end_kept_leavers(self) -> None:
-        """If all remaining members want to leave, none may leave. In that case, end each member that got a SIGTERM."""
+        """If all remaining members want to leave, none may leave. Then end each member that got a SIGTERM."""
         living = self.processes.living_members()
         if self.coordinator.leaving.issuperset(living):
             self.ending.tell_again(living)
@@ -356,7 +356,7 @@ class WorkerManager:
     def _on_ready(self, ready: tuple[PeerID, int] | int) -> None:
         """Record that a process is ready to join or has joined.
 
-        `ready`: a worker's peer ID and incarnation, or the number of a standby.
+        `ready`: a worker's peer ID and incarnation, or the number that identifies a standby.
         """
         for process in self.processes:
             is_it = ready == (process.standby if process.peer is None else (process.peer, process.incarnation))

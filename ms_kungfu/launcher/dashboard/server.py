@@ -117,7 +117,7 @@ class DashboardServer:
         return listener
 
     def start(self) -> None:
-        """Serve from now on in another thread. That thread logs the URL, or why the address can't be used.
+        """Serve in another thread. That thread logs the URL, or why the address can't be used.
 
         Raise OSError or RuntimeError if the system has no descriptor or no thread left.
         """

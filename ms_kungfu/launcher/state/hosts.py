@@ -293,7 +293,7 @@ class Hosts(Struct, frozen=True):
             if self.ports is not None and worker.port not in self.ports:
                 ports = f"-port-range {self.ports[0]}-{self.ports[-1]}"
                 raise HostError(
-                    f"worker {worker} is outside of {ports}, from which --msrun derives ranks; resize with {ports}"
+                    f"worker {worker} has a port outside of {ports}, but --msrun requires a port in this range"
                 )
         if cluster.size > self.max_workers:
             raise HostError(f"{cluster.size} workers: {self._most}")

@@ -86,7 +86,7 @@ class Ended(Struct, frozen=True):
 
 
 def failure_block(first: Ended, others: Sequence[Ended]) -> str:
-    """Return the last lines of the worker that failed first, and one line for each other worker that failed."""
+    """Return the last lines of the worker that failed first, and one line for every other worker that failed."""
     lines = first.last.text()
     shown = f"; its last {counted(len(lines), 'line')}:" if lines else "; it has printed nothing"
     block = [f"---- {first.name} failed first: it {first.how}{shown}", *(f"| {line}".rstrip() for line in lines)]

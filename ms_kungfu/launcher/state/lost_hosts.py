@@ -15,8 +15,8 @@ _MAX_PERIOD_S = 0.5
 class Leases:
     """Find the hosts that have been silent for `limit_s` seconds. The caller checks every `period_s` seconds.
 
-    If a check is late, this process itself was stopped and may have unread messages. In that case every host gets
-    another `after_pause_s` seconds.
+    If a check is late, this process itself was stopped and may have unread messages. Then every host gets another
+    `after_pause_s` seconds.
     """
 
     def __init__(self, limit_s: float, after_pause_s: float | None = None) -> None:

@@ -55,10 +55,10 @@ def prefix_of(text: str) -> Prefix:
     if unknown:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(_WORDS)}")
     if "none" in words and len(words) > 1:
-        raise argparse.ArgumentTypeError("none excludes the other words")
+        raise argparse.ArgumentTypeError("'none' can't be combined with other words")
     if "files" in words and len(words) == 1:
-        raise argparse.ArgumentTypeError("files needs a prefix for the files; write time,files or rank,files")
+        raise argparse.ArgumentTypeError("'files' needs a prefix for the files; write time,files or rank,files")
     if "rank" in words and "host:rank" in words:
-        raise argparse.ArgumentTypeError("rank and host:rank exclude each other")
+        raise argparse.ArgumentTypeError("'rank' and 'host:rank' exclude each other; give only one of them")
     has_host = "host:rank" in words
     return Prefix("rank" in words or has_host, has_host, "time" in words, "files" in words)

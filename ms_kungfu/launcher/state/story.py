@@ -127,7 +127,7 @@ class _Teller:
     def _reply(event: e.WorkerFailed, later: Iterable[e.Event]) -> e.FailureSeen | e.VersionCommitted | None:
         """Return the survivors' report of this failure, or the next committed version if it came before that report.
 
-        Return None if the same rank fails again before both.
+        Return None if the same rank fails again first.
         """
         for each in later:
             if isinstance(each, e.VersionCommitted) or (isinstance(each, e.FailureSeen) and each.rank == event.rank):

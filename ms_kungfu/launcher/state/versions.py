@@ -223,7 +223,7 @@ class ClusterVersions(Struct):
     #    (`LeaderSnapshot`). A writer starts from the newest version (compare-and-swap), so it names only hosts that
     #    occur in the newest version's workers, runners or slots. If no known version names a host, that host isn't in
     #    the job: `Hosts.check` rejects workers on it, and its launcher isn't in the snapshot (`Agent._is_over_for`).
-    # 6. The entry of a host that came back is needed as long as a known version refers to the lost host of the same
+    # 6. The entry of a host that came back is needed while a known version refers to the lost host of the same
     #    name.
 
     def _forget(self) -> None:

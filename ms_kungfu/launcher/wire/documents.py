@@ -1,7 +1,7 @@
 """The documents that launchers write for other readers: the leader snapshot in etcd, and a job's status.
 
-Readers validate documents in the same way as messages. Keys are never renamed, because other programs read the status,
-and the next controller reads this controller's snapshot.
+Readers validate documents like messages. Keys are never renamed, because other programs read the status, and the next
+controller reads this controller's snapshot.
 """
 
 from typing import Annotated, Literal, Optional

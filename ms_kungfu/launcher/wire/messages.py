@@ -405,7 +405,7 @@ class Agent(Message):
 
 
 class Ask(Message):
-    """A host that wants to join the running job asks for the job's terms."""
+    """A host that wants to join the running job asks for the job's settings (`terms`)."""
 
     host: Word
     slots: Slots
@@ -459,7 +459,7 @@ class RegistrationRejected(Message):
 
 
 class Terms(Message):
-    """The job's terms, for a host that wants to join.
+    """The job's settings, for a host that wants to join.
 
     `flags`: the values of the job's flags, by option name. `left_s`: the number of seconds until the job's -timeout.
     """
@@ -477,11 +477,11 @@ class Terms(Message):
 
 
 class Calls(Message):
-    """What a host is doing, as the answer to a waiting controller.
+    """A host tells a waiting controller what it is doing.
 
-    `hosts`: the value of the host's flag -H. `calls`: the host to which it tries to connect as the controller.
-    `for_s`: for how many seconds it has tried. `waits`: true if the host itself waits for other hosts as the head
-    node. `in_a_job`: true if the host already takes part in a job.
+    `hosts`: the value of the host's flag -H. `calls`: the host that it takes for the controller and tries to connect
+    to. `for_s`: for how many seconds it has tried. `waits`: true if the host is itself a head node that waits for other
+    hosts. `in_a_job`: true if the host already takes part in a job.
     """
 
     hosts: Sentence
@@ -562,7 +562,7 @@ class Stack(Message):
 class Make(Message):
     """Create this host's part of a cluster version's shared memory and transports.
 
-    `recovers`: true if members continue without failed workers.
+    `recovers`: true if the other workers continue after a worker has failed.
     """
 
     attempt: Count

@@ -11,8 +11,8 @@ from ms_kungfu.tools.doctor.finding import Finding, missing, ok, wrong
 from ms_kungfu.tools.doctor.system import LOAD_RUNTIME, System
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
-# This program creates, maps and touches the shared memory of a cluster, in the same way as the launcher and the
-# workers, and returns the size. Its first argument is the number of workers.
+# This program creates, maps and touches the shared memory of a cluster, like the launcher and the workers, and returns
+# the size. Its first argument is the number of workers.
 _MAKE_SEGMENT = """
 import mmap, os
 import ms_kungfu._core as core

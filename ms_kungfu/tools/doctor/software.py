@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 _KERNELS = {"CPU": "libkungfu_ms_cpu.so", "GPU": "libkungfu_ms_gpu.so", "Ascend": "libkungfu_ms_ascend.so"}
-# This program loads the kernels in the same way as the first operator in a user's program.
+# This program loads the kernels like the first operator in a user's program.
 _LOADING = "loading ms_kungfu's kernels"
 _LOAD_KERNELS = f"""
 doing("importing MindSpore")

@@ -8,12 +8,12 @@
 // slow:
 //
 // 1. *Standing still*. A process stands still if two conditions hold. First, each of its threads
-// either waits in an operation (a Wait in this file) or sleeps in the kernel. Second, the program's
-// main thread is in such a Wait, or in a call to MindSpore that waits for kernels. The caller of
-// Look checks the conditions (runtime/stillness.h, ms_kungfu/membership/deadlocks.py). A thread
-// isn't sleeping if it waits for a core, is in a page fault, or is stopped or traced. A process
-// never stands still if the user's program has started threads in it, because these threads may
-// begin anything at any time. A process that computes on a device never stands still either,
+// either waits in an operation (class Wait) or sleeps in the kernel. Second, the program's main
+// thread waits in such an operation, or is in a call to MindSpore that waits for kernels. The
+// caller of Look checks the conditions (runtime/stillness.h, ms_kungfu/membership/deadlocks.py). A
+// thread isn't sleeping if it waits for a core, is in a page fault, or is stopped or traced. A
+// process never stands still if the user's program has started threads in it, because these threads
+// may begin anything at any time. A process that computes on a device never stands still either,
 // because its work isn't visible here.
 // Test: Deadlock.IsNotFoundInProgramsOfOneOrder
 //
@@ -28,9 +28,9 @@
 // the earliest `now`. So there was a moment T at which all processes stood still.
 // Test: Deadlock.IsNotConcludedWithoutARankUntilItHasFailed
 //
-// 4. When a Wait ends, it withdraws the report of its process before its thread leaves the
-// operation. So if a report is unchanged after the posts were read, the reported waits had not
-// ended when the posts were read. Their channels still belonged to the same names.
+// 4. When a Wait object is destroyed, it withdraws the report of its process before its thread
+// leaves the operation. So if a report is unchanged after the posts were read, the reported waits
+// had not ended when the posts were read. Their channels still belonged to the same names.
 // Test: Deadlock.IsNotFoundInProgramsOfOneOrder
 //
 // 5. In each reported operation, the post of a running member is missing. Posts are only added, so

@@ -56,7 +56,7 @@ struct Flight {
   bool Reads(uint32_t rank) const { return !IsToRoot(operation.kind) || operation.root == rank; }
   // Returns the number of the buffer for chunk `chunk`.
   uint32_t BufferOf(uint32_t chunk) const { return whole ? 0 : chunk; }
-  // Returns the number of bytes that this rank reads from each other rank that contributes.
+  // Returns the number of bytes that this rank reads from every other rank that contributes.
   uint64_t ReadFromEach() const { return splits ? (planes + 1) * part_bytes / members.size() : planes * part_bytes; }
   size_t BytesOf(uint32_t chunk) const { return std::min(chunk_bytes, part_bytes - chunk * chunk_bytes); }
   // Returns true if all chunks of a rank fit in its buffers at the same time, one after another.

@@ -2,11 +2,11 @@
 // numbered across several files. host_communicator.h lists the files.
 //
 // 7. Repetition. The failures have an order (ControlBlock::FailedRank is an append-only list).
-// *Generation* g of a name has all ranks except the first g failed ranks. Each generation has its
-// own channel, so the words and buffers of a failed attempt stay unchanged for ranks that still
-// read them. A rank leaves generation g only after it has found that a member's contribution in g
-// will stay unfinished forever. Then all ranks leave generation g, in the same operation. Hence the
-// survivors' operations with a name match in each generation as they did in the previous
+// *Generation* g of a name has the ranks that remain after the first g failures. Each generation
+// has its own channel, so the words and buffers of a failed attempt stay unchanged for ranks that
+// still read them. A rank leaves generation g only after it has found that a member's contribution
+// in g will stay unfinished forever. Then all ranks leave generation g, in the same operation.
+// Hence the survivors' operations with a name match in each generation as they did in the previous
 // generation. The same argument applies to a second failure in g+1, even if that failure was
 // already known.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails

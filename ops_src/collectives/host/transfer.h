@@ -99,8 +99,8 @@ class Reducer {
   }
 
   // Takes `bytes` bytes from each of the `n` members and reduces them into `to`. If the operation
-  // has planes, takes `bytes` bytes from each plane instead. With `stream`, the result bypasses the
-  // caches. The function may change `sources`.
+  // adds up planes (planes.h), takes `bytes` bytes from each plane instead. With `stream`, the
+  // result bypasses the caches. The function may change `sources`.
   void operator()(char* to, const void** sources, uint32_t n, size_t bytes, bool stream) const {
     if (!stream) {
       Apply(to, sources, n, bytes);
@@ -169,7 +169,7 @@ class Reducer {
   std::vector<double> shares_;  // the share of each member; used if blend_ is set
   size_t unit_;
   const Planes* planes_;
-  DivideFn divide_;  // set if the operation has planes
+  DivideFn divide_;  // set if the operation adds up planes
 };
 
 // Returns the address in plane number `plane` of this rank that corresponds to the position of
@@ -180,7 +180,7 @@ inline const void* OwnPlane(const Planes& planes, uint32_t plane, const Cursor& 
 }
 
 // Copies the next `bytes` bytes of this rank's data into `buffer`. For a reduce-scatter, copies
-// `bytes` bytes of each rank's part. If the operation has planes, copies `bytes` bytes of each
+// `bytes` bytes of each rank's part. If the operation adds up planes, copies `bytes` bytes of each
 // plane. The copied parts or planes begin `stride` bytes apart.
 inline void Stage(const Operation& operation, uint32_t size, Cursor& cursor, size_t bytes, char* buffer, size_t stride,
                   bool stream) {
@@ -266,7 +266,7 @@ inline void Consume(const Operation& operation, const Reducer& reduce, const Mem
         const size_t own = operation.kind == Kind::kReduceScatter ? rank * (tensor.count / size * unit) : 0;
         for (uint32_t i = 0; i < num; i++) {
           // Read this rank's own data from the caller's memory. It is as likely to be in the cache
-          // as the buffer, whose memory is then not accessed.
+          // as the buffer, and the buffer is then not read.
           sources[i] = members[i] == rank ? At(tensor.input, own + offset) : buffers[i] + mine + at;
         }
         reduce(At(tensor.output, offset), sources, num, n, stream);

@@ -37,7 +37,7 @@ void Broadcast(const Group& group, const tcp::Tag& tag, Shape shape, uint32_t ro
   group.WaitAll(sent);
 }
 
-// Each host sends one message to each other host, so no host waits for more than one host at a
+// Each host sends one message to every other host, so no host waits for more than one host at a
 // time. Each host begins with the next host in order, so that not all hosts first send to the same
 // host.
 void AllGather(const Group& group, const tcp::Tag& tag, const void* row, void* out, size_t bytes) {

@@ -15,7 +15,7 @@ namespace kungfu::hosts {
 void Broadcast(const Group& group, const tcp::Tag& tag, Shape shape, uint32_t root, void* data, size_t bytes);
 
 // Fills `out` with the rows of all hosts, in the order of the hosts. Each row has `bytes` bytes.
-// Each host sends its row to each other host, so rows should be small.
+// Each host sends its row to every other host, so rows should be small.
 void AllGather(const Group& group, const tcp::Tag& tag, const void* row, void* out, size_t bytes);
 
 }  // namespace kungfu::hosts

@@ -76,8 +76,8 @@
 // The communicator ends on all hosts in two cases: an error occurs that not all ranks share, or a
 // rank fails and the launcher's policy is to fail. Then the transport notifies the other
 // transports. It also gives up in its own segment, which ends all waits of its ranks. A transport
-// that is in a later epoch ignores the notice. In that case, the launcher of the failed transport
-// reports the error to the job's controller, which ends the waits on the other host.
+// that is in a later epoch ignores the notice. Then the launcher of the failed transport reports
+// the error to the job's controller, which ends the waits on the other host.
 // Test: ClusterFailures.WithoutRecoveryAllFail
 // Test: ClusterEnds.RankThatGivesUpEndsTheWaitsOnOtherHosts
 //
@@ -366,12 +366,13 @@ class Transport {
   std::optional<Error> failed_;
   bool closing_ = false;
   bool begins_nothing_ = false;  // true if the message about the end of this host's ranks has been or is being sent
-  // What each other host has sent about the end of its ranks: the number of operations that they
-  // had begun, indexed by the hash of the name.
+  // What each of the other hosts has sent when its ranks ended: how many operations they had begun,
+  // by the hash of the operation's name.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> ends_;
   std::vector<std::string> end_reasons_;
-  // The number of operations whose outcome each other host has given to its ranks, indexed by the
-  // hash of the name. None if the host hasn't sent these numbers in this epoch yet.
+  // For each of the other hosts, the number of operations whose outcome it has given to its ranks,
+  // by the hash of the operation's name. None if the host hasn't sent these numbers in this epoch
+  // yet.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> given_;
 
   std::deque<std::pair<Ending, std::vector<uint64_t>>> said_;  // only the dispatcher uses this

@@ -70,7 +70,7 @@ typedef struct kf_tensor {
 
 // Runs an operation on `num_tensors` tensors of one dtype, which are sent together without first
 // being copied into one array. Calls with the same `name` match: the k-th call on one rank matches
-// the k-th call on each other rank. `layout` describes the shapes, e.g. "(2,3) (4,)". The ranks
+// the k-th call on every other rank. `layout` describes the shapes, e.g. "(2,3) (4,)". The ranks
 // compare their layouts, and error messages contain them. `layout` may be NULL.
 KF_API kf_status kf_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
                                const char* layout);
@@ -114,8 +114,8 @@ KF_API kf_status kf_wait(const kf_started* started, size_t num_started);
 // Adds the gradients of one shard, in a step that ShardedStep has begun (see shards/step.h). If
 // *over is 1 afterwards, the step has ended, and the outputs hold the sum over all shards, divided
 // by the number of shards. If *over is 0, more shards must be computed, and the outputs aren't
-// valid. Only float dtypes are supported. `loss` is the input of the one tensor that isn't a
-// gradient (a scalar), or NULL.
+// valid. Only float dtypes are supported. `loss` is the `input` of the loss, the one tensor that
+// isn't a gradient, or NULL.
 KF_API kf_status kf_sum_shards(const kf_group* groups, size_t num_groups, const void* loss, int* over);
 // Returns the values that determine the random numbers of the current shard's next draw. *place is
 // the number of earlier draws for this shard in all of the model's layers. Each call counts as one

@@ -67,8 +67,8 @@ struct Counter {
   uint32_t Count() const { return value.load(std::memory_order_relaxed) & kMask; }
 
   // Advances the counter to `next`. Only the writer may call this function. Returns false if the
-  // counter is fenced. In this case no rank sees the change, and the writer sees everything that
-  // was written before the fence.
+  // counter is fenced. Then no rank sees the change, and the writer sees everything that was
+  // written before the fence.
   [[nodiscard]] bool Advance(uint32_t next) {
     uint32_t seen = value.load(std::memory_order_acquire);
     do {

@@ -34,7 +34,7 @@ struct TagHash {
 
 enum class FrameKind : uint32_t {
   kData = 1,   // `length` bytes of the message, beginning at `offset`
-  kReady = 2,  // the receiver has posted a Receive for `total` bytes, so the message can be sent
+  kReady = 2,  // the receiver has called Receive for `total` bytes, so the message can be sent
   kOffer = 3,  // the message is small, but there is no credit to send it unasked; the receiver must reply with kReady
   kTaken = 4,  // the frame carries only the value of `taken`
 };

@@ -369,7 +369,7 @@ void Mesh::Wake() {
   if (!sleeping_) return;
   sleeping_ = false;
   const uint64_t one = 1;
-  [[maybe_unused]] const auto written = write(wake_, &one, sizeof one);  // a full eventfd wakes its reader in any case
+  [[maybe_unused]] const auto written = write(wake_, &one, sizeof one);  // a full eventfd wakes its reader, too
 }
 
 void Mesh::Control(Host& host, FrameKind kind, const Tag& tag, uint64_t total) {

@@ -74,8 +74,8 @@ class Mesh {
       return *this;
     }
     ~Ticket() { Drop(); }
-    // Returns true if the message has ended, with or without an error. In this case Wait returns or
-    // throws at once.
+    // Returns true if the message has ended, with or without an error. Then Wait returns or throws
+    // at once.
     bool IsDone() const { return transfer_ == nullptr || transfer_->IsDone(); }
 
    private:
@@ -110,8 +110,8 @@ class Mesh {
 
   // Send and Receive begin a message of `epoch`, without waiting. They throw ValueError if the tag
   // is in use, if `host` is this host, or if `epoch` hasn't begun on this host. If `epoch` has
-  // already ended, the ticket fails with StaleClusterError. When a Send has ended, the kernel has
-  // accepted all data, but the data may not have arrived.
+  // already ended, the ticket fails with StaleClusterError. When the ticket of Send has ended, the
+  // kernel has accepted all data, but the data may not have arrived.
   Ticket Send(uint64_t epoch, uint32_t host, const Tag& tag, const void* data, size_t bytes);
   // `tells` is an eventfd that is written when the message ends, for callers that don't wait (-1:
   // none).

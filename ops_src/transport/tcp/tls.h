@@ -74,8 +74,8 @@ class TlsEnd {
   // be written earlier.
   bool IsEstablished() const;
   void Write(const char* from, size_t bytes);
-  // Returns the bytes that must be sent. Call it after each Read and Write, even if the call has
-  // thrown. The bytes then contain the reason for the other end.
+  // Returns the bytes that must be sent. Call it after each call of Read or Write, even if that
+  // call has thrown. The bytes then contain the reason for the other end.
   std::vector<char> Take();
 
   // ---- over a socket

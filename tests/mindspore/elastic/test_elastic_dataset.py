@@ -485,7 +485,7 @@ def test_shape_queries(cluster):
         (
             lambda: ElasticDataset(ds.GeneratorDataset(lambda: iter([]), ["x"]), 3),
             TypeError,
-            "over a function or an iterator has no numbered samples",
+            "that reads a function or an iterator has no numbered samples",
         ),
         (
             lambda: next(iter(ElasticDataset(generator(9), 10, drop_remainder=True))),

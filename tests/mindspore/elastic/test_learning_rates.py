@@ -108,7 +108,7 @@ def test_calls_of_training_with_one_optimizer_count_from_one_start():
 def test_rates_that_follow_something_else_are_no_rates_to_go_on_with():
     saved = LearningRates.of([nn.Momentum(nn.Dense(2, 1).trainable_params(), 0.1, 0.9)], 2).state()
     of_samples = LearningRates.of([nn.Momentum(nn.Dense(2, 1).trainable_params(), 0.1, 0.9)], 32, "samples")
-    with pytest.raises(KungFuError, match="follows the number of workers, but here it follows the number of samples"):
+    with pytest.raises(KungFuError, match="until now, but in this program it scales by the number of samples"):
         of_samples.restore(saved)
     del saved["follows"]  # as it was before
     of_samples.restore(saved)

@@ -95,7 +95,7 @@ def train(policy, data=None, optimizer=None, steps=3, **options):
         ({"strategy": "RING"}, "'RING', but the workers on a host reduce in shared memory"),
         ({"local_batch_size": 8}, "requires an ElasticDataset"),
         ({"optimizer": "ssgd"}, "no trained optimizer can switch; train with AdaptiveSGDOptimizer"),
-        ({"evict": (1,)}, "evict the ranks \\[1\\] of 1 workers"),
+        ({"evict": (1,)}, "evict the ranks \\[1\\], but the cluster's size is 1"),
     ],
 )
 def test_decision_that_cannot_be_applied_is_refused(changes, message):

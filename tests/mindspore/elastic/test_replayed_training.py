@@ -91,4 +91,4 @@ def test_a_replay_goes_on_from_a_checkpoint_and_leaves_those_there_are(run_elast
     assert f'differing="instruction set {own} there and AVX here' in output
     status, _, error = replay(seen, [], *arguments[:-1], "3")
     assert status == 2
-    assert f"was recorded under several conditions (instruction set {own} in job " in error
+    assert f"was recorded in several numeric environments (instruction set {own} in job " in error

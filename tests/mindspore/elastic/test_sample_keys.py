@@ -100,7 +100,7 @@ def test_keys_are_one_function():
             lambda indices: ds.zip((by_function(indices), by_function(indices).rename("x", "z"))),
             {"key_column": "key", "total": 9},
             TypeError,
-            "over one dataset; ZipDataset has several",
+            "a pipeline with one dataset, but ZipDataset has several",
         ),
     ],
 )
