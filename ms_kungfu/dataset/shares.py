@@ -41,7 +41,7 @@ class Shares:
     """Assign the samples of a dataset to the workers. Assign them again whenever the cluster changes."""
 
     weight = 0
-    """Number of samples on which this worker has trained since the last step. Its gradients have this weight.
+    """Number of samples that this worker has trained since the last step: its gradients' weight.
 
     If the worker only repeats another worker's sample, the number is 0.
     """

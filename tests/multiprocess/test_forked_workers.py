@@ -239,3 +239,12 @@ def test_import_that_hangs_delays_other_workers_for_a_limited_time(program, star
     (tmp_path / "go").touch()
     job.assert_exit(0)
     assert job.stdout.count("worker True") == 1
+
+
+def test_long_command_line_is_passed_on(program, kungfu_run):
+    command = program("import sys\nprint('length', forked, len(sys.argv[1]), len(sys.argv[-1]))\n")
+    for length in (100_000, 131_000):
+        job = kungfu_run("-prefix", "none", "-np", 2, *command, *["x" * length] * 4)
+        job.assert_exit(0)
+        lengths = [line.split()[2:] for line in job.stdout if line.startswith("length")]
+        assert lengths == [[str(length)] * 2] * 2

@@ -6,8 +6,8 @@ workers are forked from the fork server (`fork_program`).
 1. Libraries read the environment and the number of cores while they are imported. So all workers of a fork server have
    the same number of cores and, apart from the variables that describe one worker, the same environment. The first
    worker of another kind forks another fork server, which replaces the previous one.
-2. Only the workers with which a job begins wait for the import. A worker that joins later is started without it if there
-   is no fork server for it yet, because the controller expects its process ID at once.
+2. Only the workers with which a job begins wait for the import. If there is no fork server yet for a worker that joins
+   later, the worker is started without it, because the controller expects the worker's process ID at once.
 3. If anything about the fork server fails, workers are started without it: the fork server only saves time.
 """
 
@@ -117,7 +117,7 @@ class ForkServer:
     def command(self) -> tuple[list[str], socket.socket] | None:
         """Return the command of a worker that will fork the fork server, and the socket that its process inherits.
 
-        The caller closes the socket. Return None if this process has too few free descriptors.
+        The caller closes the socket. Return None if the worker must be started without it.
         """
         assert self._preloading is not None
         preloading = self._preloading
@@ -133,8 +133,12 @@ class ForkServer:
             "folder": preloading.folder,
             "supervisor": os.getpid(),
         }
-        with contextlib.suppress(OSError):  # too long a command line: the import then fails, and the worker runs its program
+        try:
             self._channel.send(json.dumps(told).encode())
+        except OSError:  # the command line is too long
+            theirs.close()
+            self.close_channel()
+            return None
         self._import_until = run_time() + _IMPORT_S
         return [*preloading.python, str(_PROGRAM), str(theirs.fileno()), *preloading.program], theirs
 
