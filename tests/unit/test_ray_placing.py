@@ -148,8 +148,8 @@ def test_other_flags_go_to_the_kungfu_run_of_each_node():
     ("words", "told"),
     [
         (["-H", "a:1"], "-H can't be combined with -engine: the engine finds the hosts; leave -H out"),
-        (["-standby", "1"], "-standby and -engine"),
-        (["-secret-file", "x"], "-secret-file and -engine"),
+        (["-standby", "1"], "-standby can.t be combined with -engine"),
+        (["-secret-file", "x"], "-secret-file can.t be combined with -engine"),
         (["-np", "2", "-min-np", "3"], "-np 2 is less than -min-np 3"),
         (["-np", "2", "-max-np", "1"], "-max-np 1 is less than -np 2"),
         (["-cpus-per-worker", "0"], "a worker needs more than 0"),
