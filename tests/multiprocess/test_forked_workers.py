@@ -231,7 +231,7 @@ def used_s(pid):
 def test_import_that_hangs_delays_other_workers_for_a_limited_time(program, start_module, tmp_path):
     more = f"import time\nwhile {IMPORTS_FIRST} and not os.path.exists('go'): time.sleep(0.01)"
     (tmp_path / "short_limits.py").write_text(
-        "from ms_kungfu.launcher.agent import fork_server\nfork_server._IMPORT_S = 1.0\n"
+        "from ms_kungfu.launcher.agent import fork_server\nfork_server._IMPORT_S = 5.0\n"
         "from ms_kungfu.launcher.cli import main\nraise SystemExit(main())\n"
     )
     job = start_module("short_limits", "-prefix", "none", "-np", 2, *program("print('worker', forked)\n", more))

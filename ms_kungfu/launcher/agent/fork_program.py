@@ -40,6 +40,7 @@ _MAX_MESSAGE = 1024 * 1024
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _SIGKILL = 9
+_THREADS_S = 0.1
 _NAME = "kungfu-forks"  # `_processes.FORK_SERVER`
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -67,14 +68,17 @@ def _preload() -> bool:
     with contextlib.suppress(ImportError):  # ms_kungfu imports it in each worker
         import msgspec  # noqa: F401
     _make_unique()  # fails with a MindSpore that keeps these values elsewhere
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), contextlib.suppress(OSError):
         warnings.simplefilter("ignore")  # Python's warning about a fork beside other threads
         trial = os.fork()
-    if trial == 0:
-        os._exit(0)
-    os.waitpid(trial, 0)
-    if len(os.listdir("/proc/self/task")) > 1:
-        return False
+        if trial == 0:
+            os._exit(0)
+        os.waitpid(trial, 0)
+    until = time.monotonic() + _THREADS_S
+    while len(os.listdir("/proc/self/task")) > 1:  # the kernel lists a thread until shortly after its end
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
     gc.collect()
     gc.freeze()  # so that the workers' garbage collections leave the shared pages as they are
     return True
@@ -218,6 +222,7 @@ def _hide_own_frames() -> None:
 
 def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)
     settings = json.loads(channel.recv(_MAX_MESSAGE))
     with open("/proc/self/comm", "rb") as file:
         name = file.read().strip()
@@ -231,7 +236,11 @@ def main() -> None:
     try:
         if _preload():
             forked = _fork_server(channel, supervisor)
+        else:
+            channel.send(b"0")
     except Exception:
+        with contextlib.suppress(OSError):
+            channel.send(b"0")
         channel.close()
         os.execvp(sys.orig_argv[0], sys.orig_argv)
     channel.close()

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from ms_kungfu import env
 from ms_kungfu._processes import stat_of
-from ms_kungfu._run_time import run_time
+from ms_kungfu._run_time import SLICE_S, run_time
 from ms_kungfu.broker_protocol import close_all
 
 if TYPE_CHECKING:
@@ -95,23 +95,30 @@ class ForkServer:
         return kind == self._kind
 
     def news(self) -> tuple[int, float] | None:
-        """Return what may end the import: a descriptor that becomes readable, or a time limit in seconds."""
+        """Return what may end the import: a descriptor that becomes readable, or the time limit.
+
+        The time in seconds is at most SLICE_S, because `run_time` counts no longer gap.
+        """
         if self._channel is None or self._pid is not None:
             return None
-        return self._channel.fileno(), max(0.0, self._import_until - run_time())
+        return self._channel.fileno(), min(SLICE_S, max(0.0, self._import_until - run_time()))
 
     def is_importing(self) -> bool:
         """Return whether a worker is importing MindSpore and will then fork the fork server."""
         if self._channel is None or self._pid is not None:
             return False
         try:
-            self._pid = int(self._channel.recv(64, socket.MSG_DONTWAIT))
+            self._pid = int(self._channel.recv(64, socket.MSG_DONTWAIT)) or None
         except BlockingIOError:
             if run_time() < self._import_until:
                 return True
             self.close()
-        except (OSError, ValueError):  # the worker has ended, or can't fork
+        except (OSError, ValueError):  # the worker has ended
             self.close()
+        else:
+            if self._pid is None:  # this MindSpore can't be forked
+                self.close()
+                self._preloading = None
         return False
 
     def command(self) -> tuple[list[str], socket.socket] | None:
@@ -169,6 +176,7 @@ class ForkServer:
 
     def has_exited(self, pid: int) -> None:
         """Tell that the supervisor has reaped this process, which may be the fork server."""
+        self.is_importing()  # the fork server may have sent its ID just before it ended
         if pid == self._pid:
             self.close_channel()
             self._pid = None

@@ -279,6 +279,7 @@ class _SupervisorProcess:
                             os.unlink(path)
 
     def _serve_once(self, selector: selectors.BaseSelector, wake: socket.socket) -> bool:
+        self._start_waiting()
         news = self._forks.news()
         if news is not None:
             selector.register(news[0], selectors.EVENT_READ)
@@ -289,7 +290,6 @@ class _SupervisorProcess:
         if news is not None:
             selector.unregister(news[0])
         self._reap()
-        self._start_waiting()
         try:
             message, fds = receive_fds(self._channel, _MAX_MESSAGE, socket.MSG_DONTWAIT)
         except BlockingIOError:
