@@ -210,7 +210,7 @@ SENTENCES = {
     "semi_auto": "parallel_mode='semi_auto_parallel' isn't supported",
     "optimizer_parallel": r"set_auto_parallel_context\(enable_parallel_optimizer=True\) isn't supported",
     "pipeline": r"set_auto_parallel_context\(pipeline_stages=2\) isn't supported",
-    "device_num": "device_num=2 differs from the 3 ranks",
+    "device_num": "device_num=2 differs from -msrun-size, which sets 3 ranks",
     "group": "only the group of all ranks is supported",
     "unknown_group": "group 'nobody' isn't supported",
     "prod": r"AllReduce\('prod'\) isn't supported",

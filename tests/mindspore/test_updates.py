@@ -61,6 +61,9 @@ class SSGD:
 
 
 class SMA:
+    cluster = 0
+    """The size of the cluster version in which the next step runs. It counts the dead until the next version."""
+
     def __init__(self, alpha, inner_momentum, momentum):
         self.alpha, self.inner_momentum, self.momentum = alpha, inner_momentum, momentum
         self.z = self.velocity = None
@@ -72,8 +75,8 @@ class SMA:
     def step(self, members, step, sources, peers):
         gradients = [gradient(m.w, rank, step) for rank, m in enumerate(members)]
         z = np.mean([m.w for m in members], axis=0)
-        # A death begins the momentum anew, and so does the version without the dead in the next step.
-        sizes = len(peers), len(members)
+        # A death begins the momentum anew, and so does the first step in the version without the dead.
+        sizes = self.cluster, len(members)
         if sizes == self.sizes and len(members) > 1:
             z = z + self.momentum * self.velocity
             self.velocity = z - self.z
@@ -215,6 +218,7 @@ def agree(folder, sizes, death=None):
             members = [now[u] for u in uids]
             peers = list(workers.values()) if step == death else members
             workers = now
+            rule.cluster = at[0]["size"]
             rule.step(members, step, [row["sources"].get(name) for row in at], peers)
             for row in at:
                 got, want = row["models"][name], workers[row["uid"]].w
