@@ -466,7 +466,7 @@ def running(pid, url="http://127.0.0.1:9100/config", **more):
          "  7  python train.py  (without -w)\n  8  python train.py  http://h:1/config\n"),
         ([], {}, 2, "no job of this user runs here"),
         (["9"], {7: "http://h:1/config"}, 2, "process 9 isn't a kungfu-run of this user on this machine"),
-            (["9", "-config-server", "http://h:1/config"], {}, 2, "'9' and -config-server 'http://h:1/config' both name a job"),
+        (["9", "-config-server", "http://h:1/config"], {}, 2, "'9' and -config-server 'http://h:1/config' both name"),
         (["x"], {}, 2, "'x' is neither a process ID nor a URL"),
         (["8"], {7: None, 8: "http://h:1/config"}, 1, "asked http://h:1/config"),
         ([], {8: "http://h:1/config"}, 1, "asked http://h:1/config"),
