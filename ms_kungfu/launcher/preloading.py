@@ -9,7 +9,7 @@ is therefore forked only if these conditions hold, and is otherwise executed:
    change where Python finds modules precede the script.
 2. The script imports MindSpore at its top, and only a docstring and other imports come before.
 3. Before MindSpore, the script imports only the standard library, NumPy, ms_kungfu, and modules of its own folder. None
-   of these own modules contains a word that could mean that it changes the process (`_CHANGES`).
+   of these own modules contains a name that could mean that it changes the process (`_CHANGES`).
 4. The environment has no variable for which the moment of the import matters (`_FORBIDDEN`): log files that each
    process opens while it imports MindSpore, and threads that OpenMP binds to the cores that the process has then.
 """
@@ -25,9 +25,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_CHANGES = re.compile(
-    r"environ|putenv|setenv|CDLL|LoadLibrary|dlopen|affinity|rlimit|start_method|\bfork\b|signal|warnings|sys\.(path|modules)"
-    r"|import_module|__import__|\b(exec|eval)\("
+_CHANGES = frozenset(
+    [
+        "environ",
+        "putenv",
+        "unsetenv",
+        "CDLL",
+        "LoadLibrary",
+        "dlopen",
+        "sched_setaffinity",
+        "setrlimit",
+        "set_start_method",
+        "fork",
+        "signal",
+        "warnings",
+        "import_module",
+        "__import__",
+        "exec",
+        "eval",
+    ]
 )
 _FORBIDDEN = (
     "GLOG_log_dir",
@@ -122,16 +138,25 @@ class _Source:
         if path in self._seen:
             return True
         self._seen.add(path)
-        text = path.read_text()
-        if _CHANGES.search(text):
+        tree = ast.parse(path.read_bytes())
+        if any(map(_may_change_the_process, ast.walk(tree))):
             return False
-        return all(self.is_harmless(name) for each in _that_run(ast.parse(text)) for name in _names(each))
+        return all(self.is_harmless(name) for each in _that_run(tree) for name in _names(each))
 
     def _files(self, name: str) -> list[Path]:
         """Return the files that an import of the module would run if the program's folder contains the module."""
         parts = name.split(".")
         packages = [self._folder.joinpath(*parts[: n + 1], "__init__.py") for n in range(len(parts))]
         return [*packages, self._folder.joinpath(*parts).with_suffix(".py")]
+
+
+def _may_change_the_process(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        of_sys = isinstance(node.value, ast.Name) and node.value.id == "sys"
+        return node.attr in _CHANGES or (of_sys and node.attr in ("path", "modules"))
+    if isinstance(node, ast.alias):
+        return not _CHANGES.isdisjoint(node.name.split("."))
+    return isinstance(node, ast.Name) and node.id in _CHANGES
 
 
 def _that_run(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.Expr]:

@@ -106,12 +106,20 @@ def test_own_modules_before_mindspore_are_read(decide):
         "from . import other\n",
         "from lib import *\n",
         "import importlib\nimportlib.import_module('torch')\n",
+        "import sys\nhere = sys.path\n",
+        "from os import environ\n",
+        "import ctypes\nlibrary = ctypes.cdll.LoadLibrary('x')\n",
         "import logging\nlogging.setLoggerClass(logging.Logger)\n",
         "import warnings\nwarnings.filterwarnings('ignore')\n",
     ],
 )
 def test_own_module_with_an_import_that_cannot_be_read_forbids_it(source, decide):
     assert decide("import part\nimport mindspore\n", modules={"part.py": source}) is None
+
+
+def test_words_in_a_docstring_do_not_matter(decide):
+    own = {"part.py": '"""Runs in an environment of its own, with warnings."""\n# os.environ\n'}
+    assert decide("import part\nimport mindspore\n", modules=own) is not None
 
 
 def test_import_in_a_function_does_not_matter(decide):
