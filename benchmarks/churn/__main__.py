@@ -194,7 +194,7 @@ def _show(arguments: argparse.Namespace) -> int:
     arguments.out.with_suffix(".md").write_text(text)
     print(text)
     if any(cell.scenario == "kill" for cell in found):
-        about = " and ".join(sorted({f"{row['machine']}, commit {row['commit']}, {row['date']}" for row in rows}))
+        about = " and ".join(sorted({f"{row['machine']}, {row['date']}" for row in rows}))
         picture.draw(found, arguments.out.with_suffix(".png"), about)
     return 0
 

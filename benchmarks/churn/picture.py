@@ -43,7 +43,7 @@ def draw(found: Sequence[Cell], path: Path, about: str) -> None:
             at.minorticks_off()
             at.set_xlabel("seconds between two kills")
             at.spines[["top", "right"]].set_visible(False)
-        left.set_ylim(0, 1.05)
+        left.set_ylim(0, 1.1 * max(1.0, *(cell.goodput or 0.0 for cell in kills)))
         right.set_yscale("log")
         if left.lines:
             left.legend(fontsize=8, frameon=False)
