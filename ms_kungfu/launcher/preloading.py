@@ -3,7 +3,7 @@
 `import mindspore` takes about a second of processor time. The fork server (`agent/fork_server.py`) imports MindSpore
 once for all workers of a host, so a forked worker starts without this second. The program must not notice that. In
 particular, MindSpore reads environment variables while it is imported, so a program may set a variable first. A program
-is therefore forked only if these conditions hold, and is otherwise executed:
+is therefore forked only if these conditions hold. Otherwise each worker is started separately:
 
 1. The command is a Python interpreter with a script, or with a module in the current folder. Only flags that don't
    change where Python finds modules precede the script.
@@ -17,7 +17,6 @@ is therefore forked only if these conditions hold, and is otherwise executed:
 from __future__ import annotations
 
 import ast
-import itertools
 import os
 import re
 import sys
@@ -99,9 +98,8 @@ def preloading_of(command: Sequence[str], environ: Mapping[str, str]) -> Preload
         if is_module and (path.with_suffix("").is_dir() or (package and not source.is_harmless(package))):
             return None
         return Preloading((command[0], *flags), is_module, tuple(words), folder)
-    except (OSError, SyntaxError, ValueError):
-        pass
-    return None
+    except (OSError, SyntaxError, ValueError):  # the interpreter will report it
+        return None
 
 
 class _Source:
@@ -168,7 +166,7 @@ def _that_run(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.Expr]
         elif isinstance(each, (ast.Import, ast.ImportFrom)):
             yield each
         elif isinstance(each, ast.If) and "__name__" in ast.unparse(each.test):
-            yield from itertools.chain.from_iterable(map(_that_run, each.orelse))
+            yield from _that_run(ast.Module(each.orelse, []))
         elif not isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             yield from _that_run(each)
 

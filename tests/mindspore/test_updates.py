@@ -62,7 +62,7 @@ class SSGD:
 
 class SMA:
     cluster = 0
-    """The size of the cluster version in which the next step runs. It counts the dead until the next version."""
+    """The size of the cluster version in which the next step runs. It counts failed workers until the next version."""
 
     def __init__(self, alpha, inner_momentum, momentum):
         self.alpha, self.inner_momentum, self.momentum = alpha, inner_momentum, momentum
@@ -75,7 +75,7 @@ class SMA:
     def step(self, members, step, sources, peers):
         gradients = [gradient(m.w, rank, step) for rank, m in enumerate(members)]
         z = np.mean([m.w for m in members], axis=0)
-        # A death begins the momentum anew, and so does the first step in the version without the dead.
+        # A death begins the momentum anew, and so does the first step in the version without the failed worker.
         sizes = self.cluster, len(members)
         if sizes == self.sizes and len(members) > 1:
             z = z + self.momentum * self.velocity

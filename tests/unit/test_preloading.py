@@ -107,6 +107,7 @@ def test_own_modules_before_mindspore_are_read(decide):
         "from lib import *\n",
         "import importlib\nimportlib.import_module('torch')\n",
         "import sys\nhere = sys.path\n",
+        "if __name__ == '__main__':\n    pass\nelse:\n    import torch\n",
         "from os import environ\n",
         "import ctypes\nlibrary = ctypes.cdll.LoadLibrary('x')\n",
         "import logging\nlogging.setLoggerClass(logging.Logger)\n",
