@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.churn.driver import Run
-from benchmarks.churn.systems import OWN
+from benchmarks.churn.systems import OWN, PLAIN
 
 ALL = ("elasticity", "ledger", "consistency", "heartbeats", "reduction")
 
@@ -30,12 +30,13 @@ class Variant:
 
 VARIANTS = (
     # MindSpore's own: each worker trains alone on its share of the batch, with nn.Momentum.
-    Variant("nn.Momentum, no reduction", OWN, ("elasticity", "ledger", "consistency", "heartbeats", "reduction")),
-    Variant("ms_kungfu, no elasticity", OWN, ("elasticity", "ledger", "consistency", "heartbeats")),
-    Variant("ms_kungfu", OWN, ("ledger",)),  # its defaults
-    Variant("ms_kungfu, no consistency checks", OWN, ("ledger", "consistency")),
-    Variant("ms_kungfu, no watch for hangs", OWN, ("ledger", "heartbeats")),
-    Variant("ms_kungfu and a ledger", OWN, ("all on",)),
+    Variant("nn.Momentum, no reduction", PLAIN, ("elasticity", "ledger", "consistency", "heartbeats", "reduction")),
+    Variant("ms_kungfu, no elasticity", PLAIN, ("elasticity", "ledger", "consistency", "heartbeats")),
+    Variant("ms_kungfu", PLAIN, ("ledger",)),  # its defaults
+    Variant("ms_kungfu, no consistency checks", PLAIN, ("ledger", "consistency")),
+    Variant("ms_kungfu, no watch for hangs", PLAIN, ("ledger", "heartbeats")),
+    Variant("ms_kungfu and a ledger", PLAIN, ("all on",)),
+    Variant("ms_kungfu with shards", OWN, ("ledger",)),
     Variant("msrun", "msrun"),
     Variant("torchrun (DDP)", "torchrun"),
 )

@@ -210,6 +210,7 @@ def carry_out(run: Run, python: str, keep: Path | None = None) -> dict[str, Any]
         plan = Plan(
             name, run.workload, run.workers, run.checkpoint_every, python,
             tuple(host.address for host in hosts or ()), run.switches, elastic=run.scenario == "resize",
+            shards=run.workers if system.shards else None,
         )  # fmt: skip
         plan.write()
         workloads.write(run.workload, folder)

@@ -10,10 +10,11 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # after the choice of a backend that needs no display
 
-from benchmarks.churn.systems import OWN
+from benchmarks.churn.systems import OWN, PLAIN
 from benchmarks.churn.table import Cell
 
-_COLOURS = {OWN: "#d64545", "ms_kungfu+standby": "#e88080", "torchft": "#2f9e76", "torchrun": "#2b6cb0",
+_COLOURS = {OWN: "#d64545", PLAIN: "#e8a0a0", "ms_kungfu+standby": "#e88080", "torchft": "#2f9e76",
+            "torchrun": "#2b6cb0",
             "Ray Train": "#8e5bb5", "msrun": "#9aa5b1"}  # fmt: skip
 
 

@@ -41,6 +41,8 @@ class Plan:
     """The parts of ms_kungfu that are switched off: see `cost`."""
     elastic: bool = False
     """Whether the number of workers will change."""
+    shards: int | None = None
+    """ms_kungfu's shards per step, or None to train without shards."""
 
     def write(self) -> str:
         path = Path(self.folder) / "plan.json"

@@ -1,4 +1,4 @@
-"""The program for ms_kungfu, as in docs/loops.md: a loop of its own over an ElasticDataset."""
+"""The program for ms_kungfu, as in docs/loops.md and docs/shards.md: a loop of its own over an ElasticDataset."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ import numpy as np
 
 import ms_kungfu as kf
 from benchmarks.churn import samples
-from benchmarks.churn.programs.mindspore_common import Alone, Step, network, scores
+from benchmarks.churn.programs.mindspore_common import (
+    Alone,
+    ShardGradients,
+    ShardUpdate,
+    Step,
+    network,
+    scores,
+    tally,
+)  # fmt: skip
 from benchmarks.churn.worker import Worker, accuracy, read_plan
 from benchmarks.churn.workloads import BATCH
 from ms_kungfu import env
 from ms_kungfu.dataset import ElasticDataset
-from ms_kungfu.elastic import ElasticTraining, consistency
+from ms_kungfu.elastic import ElasticTraining, ShardedStep, consistency
 from ms_kungfu.optimizers import KungFuGradReducer
 
 _NO_EPOCHS = 1_000_000  # more than any run has
@@ -46,6 +54,40 @@ def _fixed_epoch(source: _Numbered, epoch: int) -> Iterator[Any]:
     yield from pipeline.create_tuple_iterator(num_epochs=1)
 
 
+class _Shares:
+    """Trains a share of each step's batch."""
+
+    def __init__(self, net: Any, given: Any, worker: Worker, reducer: Any) -> None:
+        self._given, self._worker = given, worker
+        self._total = worker.workload.total
+        self._step = Step(net, self._total, reducer)
+        self._step.set_train()
+        self.tally, self.trained = self._step.tally, [net, self._step.optimizer, self._step]
+
+    def train(self, x: Any, y: Any, numbers: Any) -> None:
+        marks = samples.marks(self._total, numbers.asnumpy(), kf.current_rank(), self._worker.stop_asked())
+        self._step(x, y, ms.Tensor(marks))
+
+    def compile(self, data: ElasticDataset) -> None:
+        """Compile for this worker's share now and after one failure (docs/loops.md)."""
+        for share in data.batch_sizes():
+            marks = samples.marks(self._total, np.arange(share), 0, False)
+            self._step.compile(ms.Tensor(self._given["x"][:share]), ms.Tensor(self._given["y"][:share]),
+                               ms.Tensor(marks))  # fmt: skip
+
+
+class _Shards:
+    """Trains the worker's shards of each step's batch (docs/shards.md)."""
+
+    def __init__(self, net: Any, total: int) -> None:
+        net.set_train()
+        self.tally = tally(total)
+        gradients, update = ShardGradients(net, self.tally), ShardUpdate(net, self.tally)
+        self.trained = [gradients, update, update.optimizer]
+        self.train = ShardedStep(gradients, update, trained=self.trained)
+        self.compile = self.train.compile
+
+
 def main(path: str) -> None:
     plan = read_plan(path)
     worker = Worker(plan, spare=bool(os.environ.get(env.STANDBY.name)))
@@ -55,15 +97,13 @@ def main(path: str) -> None:
     source = _Numbered(given["x"], given["y"])
     net = network(worker.workload)
     off = set(plan.switches)
-    step = Step(net, total, Alone if "reduction" in off else KungFuGradReducer)
-    step.set_train()
+    step: Any = (
+        _Shards(net, total) if plan.shards
+        else _Shares(net, given, worker, Alone if "reduction" in off else KungFuGradReducer)
+    )  # fmt: skip
     worker.phase("network")
     if "consistency" in off:
         consistency.PERIOD = 1 << 40
-
-    def train(x: Any, y: Any, numbers: Any) -> None:
-        marks = samples.marks(total, numbers.asnumpy(), kf.current_rank(), worker.stop_asked())
-        step(x, y, ms.Tensor(marks))
 
     def finish(epochs: float) -> None:
         right = accuracy(scores(net, given["test_x"]), given["test_y"])
@@ -74,37 +114,36 @@ def main(path: str) -> None:
         epoch = 0
         while step.tally.asnumpy()[-1] == 0:
             for batch in _fixed_epoch(source, epoch):
-                train(*batch)
+                step.train(*batch)
                 worker.committed(step.tally.asnumpy())
             epoch += 1
         finish(epoch)
         return
 
     def prepare() -> None:
-        # Compile for this worker's share now and after one failure (docs/loops.md).
-        for share in data.batch_sizes():
-            marks = samples.marks(total, np.arange(share), 0, False)
-            step.compile(ms.Tensor(given["x"][:share]), ms.Tensor(given["y"][:share]), ms.Tensor(marks))
+        step.compile(data)
         worker.phase("compilation")
 
     data = ElasticDataset(
         ds.GeneratorDataset(source, ["x", "y", "number"], shuffle=False),
         global_batch_size=BATCH,
         seed=1,
+        shards=plan.shards,
         ledger=Path(plan.folder) / "ledger" if "ledger" not in off else None,
     )
     elastic = ElasticTraining(
-        net, step.optimizer, step, dataset=data, prepare=prepare, resume=True,
+        *step.trained, dataset=data, prepare=prepare, resume=True,
         checkpoint_dir=Path(plan.folder) / "checkpoints", checkpoint_every=plan.checkpoint_every,
     )  # fmt: skip
-    prepare()  # ElasticTraining calls it only in a joining worker
+    if not plan.shards:
+        prepare()  # without shards, ElasticTraining calls it only in a joining worker
     for _ in elastic.epochs(_NO_EPOCHS):
         worker.phase("join and state")
         for batch in data:
-            train(*batch)
+            step.train(*batch)
             if not elastic.step_end().detached:
                 worker.committed(step.tally.asnumpy())
-        if step.tally.asnumpy()[-1] > 0:
+        if worker.stop_asked():
             elastic.request_stop()
         elastic.agree_on_stop()
     if not kf.detached():

@@ -23,6 +23,10 @@ def network(workload: Workload) -> Any:
     )  # fmt: skip
 
 
+def tally(total: int) -> Any:
+    return ms.Parameter(np.zeros(total + EXTRA, np.float32), name="tally")
+
+
 class Marked(nn.Cell):
     """The loss, and a term whose gradient by the tally is -marks."""
 
@@ -52,7 +56,7 @@ class Step(nn.Cell):
 
     def __init__(self, net: Any, total: int, reducer: Any) -> None:
         super().__init__(auto_prefix=False)
-        self.tally = ms.Parameter(np.zeros(total + EXTRA, np.float32), name="tally")
+        self.tally = tally(total)
         weights = net.trainable_params()
         self.optimizer = nn.Momentum(weights, RATE, MOMENTUM)
         parameters = [self.tally, *weights]
@@ -71,6 +75,33 @@ class Step(nn.Cell):
         added = mean / mean[self.total : -1].max() * self.without_slots
         loss = ops.depend(loss, self.optimizer(gradients[1:]))
         return ops.depend(loss, ops.assign_add(self.tally, added))
+
+
+class ShardGradients(nn.Cell):
+    """The loss of a shard, and the gradients of the tally and the weights. It gets the samples' numbers."""
+
+    def __init__(self, net: Any, tally: Any) -> None:
+        super().__init__(auto_prefix=False)
+        parameters = ms.ParameterTuple([tally, *net.trainable_params()])
+        self.gradients = ms.value_and_grad(Marked(net, tally), None, parameters)
+        self.numbers = ms.Tensor(np.arange(len(tally), dtype=np.int32))
+
+    def construct(self, x, y, numbers):  # type: ignore[no-untyped-def]
+        found = (numbers.expand_dims(1) == self.numbers).astype(ms.float32)
+        return self.gradients(x, y, found.sum(0) / numbers.shape[0])
+
+
+class ShardUpdate(nn.Cell):
+    """MindSpore's Momentum, and the tally. Each trained sample has the same mean mark, so no slots are needed."""
+
+    def __init__(self, net: Any, tally: Any) -> None:
+        super().__init__(auto_prefix=False)
+        self.tally = tally
+        self.optimizer = nn.Momentum(net.trainable_params(), RATE, MOMENTUM)
+
+    def construct(self, gradients):  # type: ignore[no-untyped-def]
+        mean = -gradients[0]
+        return ops.depend(self.optimizer(gradients[1:]), ops.assign_add(self.tally, mean / mean.max()))
 
 
 def scores(net: Any, x: Any) -> Any:

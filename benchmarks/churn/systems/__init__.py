@@ -10,8 +10,10 @@ from benchmarks.churn.systems.torchft import TorchFT
 from benchmarks.churn.systems.torchrun import TorchRun
 
 OWN = "ms_kungfu"
+PLAIN = "ms_kungfu without shards"
 SYSTEMS: dict[str, System] = {
     OWN: KungFu(),
+    PLAIN: KungFu(shards=False),
     "ms_kungfu+standby": KungFu(standby=1),
     "torchft": TorchFT(),
     "torchrun": TorchRun(),

@@ -41,6 +41,8 @@ class System(ABC):
 
     checkpoints = False
     """Whether the system uses checkpoints, so that `search` must find the best interval."""
+    shards = False
+    """Whether each step is partitioned into as many shards as there are workers."""
     packages: tuple[str, ...] = ()
     """Python packages whose versions are recorded. They are installed for `Plan.python`, or next to ms_kungfu."""
     is_peer = True

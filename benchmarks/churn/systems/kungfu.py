@@ -13,13 +13,13 @@ _NO_LIMIT = "1000000"
 
 
 class KungFu(System):
-    """Without standbys what a plain user gets."""
+    """Without standbys. `shards`: whether there are shards, one per worker (docs/shards-details.md recommends that)."""
 
     packages = ("mindspore", "numpy")
     is_peer = False
 
-    def __init__(self, standby: int = 0) -> None:
-        self._standby = standby
+    def __init__(self, standby: int = 0, shards: bool = True) -> None:
+        self._standby, self.shards = standby, shards
 
     def _words(self, plan: Plan, folder: Path, host: int) -> list[str]:
         # The limit on replacements (10 in 5 minutes) is lifted, as every other system's is.
