@@ -135,7 +135,7 @@ class WorkerStarted(Event, kw_only=True):
 
 
 class WorkerRegistered(Event, kw_only=True):
-    """The worker is ready and waits for its slot in the next cluster version that contains it."""
+    """The worker is ready and waits for a slot in the next cluster version."""
 
     peer: Word = ""
     standby: Optional[Count] = None

@@ -96,7 +96,7 @@ def processes() -> Picture:
 
 
 def hosts() -> Picture:
-    p = Picture(820, 400, "A job on two hosts, and their links")
+    p = Picture(820, 400, "A job on two hosts, and their transports")
     for left, title, launcher in (
         (10, "first host: the head node", ("kungfu-run", "decides for all; the job's", "only broker is here")),
         (460, "second host", ("kungfu-run", "follows the head node,", "reports to it")),
@@ -107,12 +107,12 @@ def hosts() -> Picture:
         link = left + (224 if left == 10 else 16)
         workers = left + (16 if left == 10 else 148)
         p.box(left + 65, 50, 220, 74, *launcher, fill=BLUE)
-        p.box(link, 174, 110, 74, "link", "threads of", "kungfu-run", fill=BLUE)
+        p.box(link, 174, 110, 74, "transport", "threads of", "kungfu-run", fill=BLUE)
         for number in range(2):
             p.box(workers + 98 * number, 174, 88, 74, f"worker {first + number}", "train.py", fill=GREEN)
             p.line((workers + 98 * number + 44, 248), (workers + 98 * number + 44, 310), tips="both")
         p.line((link + 55, 248), (link + 55, 310), tips="both")
-        p.box(left + 16, 310, 318, 62, "segment of this host", "its workers and its link are members", fill=VIOLET)
+        p.box(left + 16, 310, 318, 62, "segment of this host", "its workers and its transport are members", fill=VIOLET)
     p.line((295, 87), (525, 87), tips="both")
     p.text(410, 79, "orders, reports", size=12)
     p.line((344, 211), (476, 211), tips="both")

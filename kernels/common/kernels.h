@@ -194,7 +194,8 @@ class BroadcastInPlace : public Broadcast<Device> {
 // ---- an all-reduce split into start and wait; MindSpore runs other kernels in between ----
 
 // The input is a tuple of tensors that all have the same dtype. The outputs are the same number of
-// tensors, and the ticket, which is one uint64. The output tensors have no value before the wait.
+// tensors, and the ticket, which is one uint64. The contents of the output tensors are undefined
+// before the wait.
 template <typename Device>
 class AllReduceStart : public Reducing<Device> {
  public:

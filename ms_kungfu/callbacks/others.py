@@ -308,7 +308,7 @@ class _Files:
     def write_or_note(self, callback: Any, save: Hook) -> Hook:
         """Return the replacement for `on_train_step_end`, in which only one worker writes a file.
 
-        The other workers record the file's step, so that they can take the writer's place if it fails.
+        The other workers record the step of the file, so that one of them can replace a failed writer.
         """
 
         def save_or_note(run_context: Any) -> None:
@@ -334,7 +334,7 @@ class _Files:
                 told = gather({"ended": self._ended, "at_end": at_end}).values()
                 if any(row["at_end"] for row in told):
                     return
-                # A failed writer may have begun later files without finishing them. These files are written again.
+                # Write the files again that a failed writer has begun but not finished.
                 callback._last_triggered_step = min(callback._last_triggered_step, max(row["ended"] for row in told))
                 if self._writes():
                     with runtime.keep_waiting():

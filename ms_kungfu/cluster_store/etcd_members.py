@@ -77,7 +77,7 @@ class EtcdMembers:
         if self._user and not self._token:
             self._log_in(turn, timeout_s)
         code, answer = self._say(turn, path, message, deadline - run_time())
-        # A token is valid for some minutes only, and becomes invalid when etcd restarts.
+        # A token is valid for only a few minutes, and becomes invalid when etcd restarts.
         if code == _STRANGER and self._user:
             self._log_in(turn, deadline - run_time())
             code, answer = self._say(turn, path, message, deadline - run_time())

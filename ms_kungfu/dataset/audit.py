@@ -29,7 +29,7 @@ The audit checks these conditions:
 - If all files have hashes of sample contents (`ms_kungfu.dataset.contents`), the hashes are the same.
 
 The ledger itself proves only which sample *numbers* were trained. The hashes show, for some or all samples, that a
-number stands for the same sample in each process. The last line of the report says what is proven: ``(numbers)`` or
+number refers to the same sample in each process. The last line of the report says what is proven: ``(numbers)`` or
 ``(numbers and contents)``.
 
 The audit can't detect a loss of records if the last lines are missing from every file of the ledger.
@@ -264,7 +264,7 @@ def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
             report.problems.append(f"{name}: rank {record.rank} recorded the step twice ({record.where})")
         seen.add(record.rank)
         if agreed.shards is not None:
-            continue  # `_trained` checks shares that consist of shards
+            continue  # `_trained` checks sharded steps
         share = Step(record.step, agreed.batch, agreed.members, agreed.ranks).share(record.rank)
         if not _is_delivered(record.share, share, agreed.batch):
             own = f"rank {record.rank} trained {_text(record.share)}, but its share is {_text(share)} ({record.where})"

@@ -194,7 +194,7 @@ class ShardBatches(Batches):
 
     @property
     def next_weights(self) -> list[int]:
-        """Return the weights, as agreed so far, by which the next step's shards are assigned to ranks."""
+        """Return the weights that the workers have agreed on for the next step's shards."""
         return self._dataset._dealing.weights(self._dataset._dealing.dealt)
 
     def next_key(self) -> tuple[int, int]:

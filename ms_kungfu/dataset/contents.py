@@ -1,7 +1,7 @@
-"""Check whether a sample number stands for the same content in each process.
+"""Check whether a sample number refers to the same content in each process.
 
 Samples are assigned to workers by number. If a program shuffles or splits its files without a seed, or doesn't sort the
-listing of a folder, a number stands for a different sample in each process. Then some samples are used twice and
+listing of a folder, a number refers to a different sample in each process. Then some samples are used twice and
 others never, although each number is used exactly once. So each process reads some samples when training begins, and
 the workers compare hashes of these samples.
 
@@ -34,7 +34,7 @@ Digest = tuple[int, int, str]
 
 
 class UnstableError(ValueError):
-    """Raised if contents can't be compared: reads of a sample differ, or a column's values have no bytes to hash."""
+    """Raised if contents can't be compared: reads of a sample differ, or a column's values can't be hashed."""
 
 
 def chosen(total: int) -> list[int]:
@@ -122,7 +122,7 @@ def made_of(total: int, hashes: Mapping[int, bytes], columns: tuple[tuple[str, s
     edges = [total * part // min(total, _BLOCKS) for part in range(min(total, _BLOCKS) + 1)]
     blocks = []
     for first, last in zip(edges, edges[1:]):
-        one = hashes[first].hex()  # as in `some`
+        one = hashes[first].hex()
         several = b"".join(hashes[number] for number in range(first, last))
         blocks.append((first, last, one if last - first == 1 else _word_of(several)))
     return Contents(total, some, tuple(blocks), columns)

@@ -85,7 +85,7 @@ class Dealing:
         if now == (self.dealt.version, self.dealt.size, self.dealt.rank):
             return self.dealt
         members = tuple(range(now[1]))
-        if self._by_shards and not membership.is_deferred():  # if it is deferred, the next call would join the cluster
+        if self._by_shards and not membership.is_deferred():  # the next call would join the cluster otherwise
             members = members_of_a_step_of_shards()
         present = Dealt(*now, members=members)
         if not self._cursor.taken:
@@ -107,7 +107,7 @@ class Dealing:
         return list(_core.partition_shards(count, list(dealt.members), weights, dealt.rank))
 
     def weights(self, dealt: Dealt) -> list[int]:
-        """Return the weights by rank; empty if all ranks are equal, or if this worker joined and has no weights yet."""
+        """Return the weights by rank; empty if all ranks have equal weights, or a joining worker has none yet."""
         return list(self._weights) if self._weighed_in == dealt.version else []
 
     def weigh(self, weights: Sequence[int]) -> None:

@@ -56,8 +56,8 @@ class _Job:
     name: str
     time: float
     training: tuple[str, int] | None
-    first: dict[int, _Place]  # by dataset
-    places: dict[int, set[_Place]]  # places of the job's records, by dataset
+    first: dict[int, _Place]  # dataset -> the job's first step
+    places: dict[int, set[_Place]]  # dataset -> the job's steps
 
     def is_before(self, other: _Job) -> bool:
         """Return whether both jobs share a checkpoint folder and this job has the lower number in that folder."""

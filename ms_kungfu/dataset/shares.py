@@ -1,4 +1,4 @@
-"""Assign to a worker its shares of the samples, which have the same order on all workers.
+"""Assign shares of the samples to a worker. The samples have the same order on all workers.
 
 `Shares` decides which samples a worker receives, which samples count as trained and which go back
 to the pool. It doesn't depend on MindSpore; its subclass `ElasticDataset` does. All workers must
@@ -79,7 +79,7 @@ class Shares:
         self._recording = Recording(ledger)
         self._step_weights: list[int] = []  # weights by rank, used to assign this step's shards
         self.weight = self._sums = 0  # _sums: how many ShardedSteps have run on this step
-        self._as_dealt: dict[str, Any] = {}  # ledger entries of the current sharded step, which may change
+        self._as_dealt: dict[str, Any] = {}  # ledger entries of the current sharded step
         self.training: tuple[str, int] | None = None
         """For the ledger: the checkpoint folder and the job's number in that folder; None without checkpoints."""
         self.driven: Driver | None = None  # if set, this driver calls `commit`
@@ -235,7 +235,7 @@ class Shares:
         return left - self._cursor.left
 
     def _living_of_shards(self, dealt: Dealt) -> tuple[int, ...]:
-        """Return the workers that took part in a sharded step. The whole step is trained even if workers fail."""
+        """Return the workers that took part in a sharded step. The step uses its whole batch even if workers fail."""
         if not self._sums:
             raise KungFuError(
                 "this ElasticDataset has shards, but the shards of this step were never summed: train with "

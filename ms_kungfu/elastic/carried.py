@@ -84,7 +84,6 @@ class Carried:
         return [*carried, *randomness.components(self.trained), *self._options.components]
 
     def state(self) -> TrainingState:
-        """Return the complete training state."""
         statistics = inventory.moving_statistics(self.trained)
         buffers = inventory.collect_buffers(self.trained)
         averaged = tuple(self.averaged)

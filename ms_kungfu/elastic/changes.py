@@ -62,17 +62,14 @@ class ClusterChanges:
         """The number of steps since the last change of the cluster, or since the training call began."""
 
     def begin(self) -> None:
-        """Begin a training call."""
         self.training.should_stop = self.stop_asked = self._stopped = False
         self.steps_here = 0
 
     def expect_epochs(self, count: int) -> None:
-        """Set the number of epochs in this training call."""
         self.measuring.expect_epochs(count)
         self.statistics.epochs = int(count)
 
     def end(self) -> None:
-        """End a training call."""
         self.statistics.end()
         self.job_end.end()
         if self._stopped:
@@ -111,7 +108,7 @@ class ClusterChanges:
         return stops
 
     def check_sameness(self) -> None:
-        """Raise DivergenceError if workers differ in a value that must be equal on all workers (collective)."""
+        """Compare the values that must be equal on all workers; raise DivergenceError if one differs (collective)."""
         in_step = runtime.current_cluster_size() > 1 and not runtime.detached() and not is_behind()
         if in_step and self.consistency is not None:
             self.consistency.check_all(self.training.step)
@@ -122,8 +119,7 @@ class ClusterChanges:
         The change waits if training stops, the job ends, or `may_follow` forbids changes now. If training stops, the
         next training call's `begin` carries out the change.
 
-        `same`: whether all workers have contributed the same word to the agreement. Raise DivergenceError if the
-        workers' states differ.
+        `same`: whether the hashes of all workers are the same. Raise DivergenceError if the workers' states differ.
         """
         stops, number = self.stop_asked, self._asked_end
         if not same:

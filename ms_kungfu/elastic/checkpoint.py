@@ -326,7 +326,7 @@ def _dataset_of(state: TrainingState) -> Mapping[str, Any] | None:
 
 
 def _batch(dataset: Mapping[str, Any] | None) -> str:
-    """Return the batch size as an argument of `ElasticDataset`, given the dataset's state; "" if there is none."""
+    """Return the text of `ElasticDataset`'s argument for the batch size in a dataset's state; "" without a dataset."""
     if dataset is None:
         return ""
     per_worker, of_all = dataset["batch"]
@@ -407,7 +407,7 @@ class Checkpointing:
     def make_up(self, step: int) -> None:
         """Write another checkpoint if the last checkpoint's writer may have failed before the file was complete.
 
-        Called after training, and after a change of the cluster as soon as all workers have the state.
+        Called after training, and after a change of the cluster as soon as all workers have the training state.
         """
         mine, folder = program.current(), self.folder
         last = mine.checkpoint

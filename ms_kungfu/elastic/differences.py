@@ -73,7 +73,7 @@ def consensus(*tensors: Any) -> Consensus:
     Args:
         tensors: the objects to compare; all workers must pass the same objects. Each object may be
             a parameter, a tensor, a NumPy array, a number, or a list of these. It may also be a
-            cell (a network or an optimizer), which stands for all its parameters.
+            cell (a network or an optimizer): all its parameters are compared.
 
     Returns:
         An object that is true if the tensors have the same bits on all workers. For each tensor

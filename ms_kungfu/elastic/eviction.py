@@ -19,10 +19,7 @@ Evict = Callable[[Sequence[int]], None]
 
 @dataclass(frozen=True)
 class _Eviction:
-    """The uids of the workers to evict, and the uid of the worker that has requested the eviction.
-
-    All workers have the same values.
-    """
+    """The uids (worker IDs) of the workers to evict and of the worker that requested it, the same on all workers."""
 
     job: str | None
     version: int  # the cluster version in which the eviction was requested

@@ -1,4 +1,4 @@
-"""Compute checksums of the training state, so that two runs of a training can be compared."""
+"""Compute checksums of the training state, so that two training runs can be compared."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _LOOK_S = 0.05
 
 @dataclass
 class LastCheckpoint:
-    """Write the last checkpoint of a training."""
+    """Write the last checkpoint before a signal ends the job."""
 
     checkpoints: Checkpointing
     statistics: StepStatistics

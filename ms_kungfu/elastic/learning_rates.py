@@ -96,7 +96,7 @@ class LearningRates:
         self.start_size, self.factor = state["start_size"], state["factor"]
 
     def follow(self, rule: FactorRule, size: int) -> None:
-        """Set the rates for `size`. Workers whose rates had the same bits before have the same bits afterwards."""
+        """Set the rates for `size`. Rates that are bitwise equal on two workers stay equal."""
         factor = rule(size, self.start_size)
         if factor == self.factor:
             return

@@ -4,7 +4,7 @@ No worker sends a mixture of old and new values: if the source rank fails during
 its previous values. Only then can the receiver become the source rank.
 
 In a job on several hosts, a joining worker receives large tensors from a rank on its own host, if such a rank has the
-same bits as the source rank. To find out, the ranks that have the state first compare their bits (`from_the_nearest`).
+same bits as the source rank. First, the ranks that have the training state compare hashes of it (`from_the_nearest`).
 Only hosts without such a rank receive the tensors over the network.
 """
 

@@ -35,7 +35,7 @@ class StepStatistics:
         self._began: float | None = None  # when the current step began; None before the first step
         self._took, self._step = 0.0, 0  # duration and number of the step that has just ended
         self._is_first = True
-        self._loss: Any = None  # of the last step
+        self._loss: Any = None
         self._clear()
 
     def _clear(self) -> None:

@@ -77,13 +77,11 @@ class SynchronousSteps:
         return change
 
     def epoch_end(self) -> None:
-        """End an epoch."""
         if self.training.dataset is not None and self.training.step == self.training.first_step:
             self.misuse_warnings.without_steps()
         self.measuring.ask("after_epoch")
 
     def _do_again(self) -> Change:
-        """Undo the step, so that the workers can repeat it."""
         self.training.step -= 1
         participants = self.last.take_participants()
         if self.training.dataset is not None:

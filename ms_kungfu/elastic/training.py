@@ -233,8 +233,7 @@ class ElasticTraining:
         program.current().resuming = False
         from ms_kungfu.ops import wait_for_queue  # loads MindSpore; importing this module doesn't
 
-        # Wait, because operations that PyNative mode has queued belong to this step and to its cluster version.
-        wait_for_queue()
+        wait_for_queue()  # operations that PyNative mode has queued belong to this step
         self.step += 1
         membership.step_ended(self.step)
         event_log.step_ended(self.step)
@@ -342,7 +341,7 @@ class ElasticTraining:
         self.changes.expect_epochs(count)
         joins = membership.is_joining()
         if between:
-            self.changes.may_follow = lambda: False  # no change after a step
+            self.changes.may_follow = lambda: False  # the cluster changes only between epochs
         try:
             self.begin()
             if between and joins:

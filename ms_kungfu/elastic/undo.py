@@ -1,6 +1,6 @@
 """Undo a step with several gradient reductions if a worker fails between two of them.
 
-Each single reduction is complete, and has the same result at all survivors. But if an update follows each reduction, as
+Each reduction is complete, and has the same result at all survivors. But if an update follows each reduction, as
 with a GAN's two optimizers, a worker that fails between the reductions contributes only to the first update. At the end
 of the step, all survivors detect such a failure from the generations in which the step's reductions ended. These
 generations are the same at all survivors. The survivors restore the Parameters and buffers to their values before the

@@ -109,7 +109,7 @@ def of_host(
         wanted: `AUTO`, `NATIVE` or one of `_cpu_isa.names()`. A variable that the user has set takes precedence.
         environ: the launcher's environment.
         cpuinfo: the text of /proc/cpuinfo, which a test can replace.
-        measure: a function that takes this text and measures the times.
+        measure: a function that takes `cpuinfo` and measures the convolution, as `measured` does.
     """
     cpuinfo = _read_cpuinfo() if cpuinfo is None else cpuinfo
     native = _cpu_isa.native(cpuinfo)

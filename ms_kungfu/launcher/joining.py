@@ -167,7 +167,7 @@ async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) ->
                 raise RefusedError(answer.reason)
             if answer.head in dict(answer.hosts):
                 return head, own, answer
-            # The controller's host is still named as the head node, but no longer listed as a host that stays.
+            # The head node isn't in the list of active hosts any more, because it is leaving.
             holder = ""
             raise _NoLeaderError(
                 f"the head node of the job, {head}, is leaving the job, and no other host has taken over within "

@@ -48,7 +48,7 @@ def is_of_this_machine(address: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether the address is a loopback address, which stands for the machine itself on each machine."""
+    """Return whether the address is a loopback address, which refers to the machine that uses it."""
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     return address == "localhost"
@@ -71,7 +71,7 @@ def _ipv4_of(interface: str) -> list[str]:
     found = []
     for at in range(0, nbytes, _IFREQ_BYTES):
         name = buffer[at : at + 16].tobytes().partition(b"\0")[0]
-        # "eth0:1" stands for a second address of eth0.
+        # "eth0:1" is a second address of eth0.
         if os.fsdecode(name).partition(":")[0] == interface:
             found.append(socket.inet_ntoa(buffer[at + 20 : at + 24].tobytes()))
     return found

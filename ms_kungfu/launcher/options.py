@@ -309,7 +309,7 @@ class Options:
         type=integer(1),
         metavar="V",
     )
-    # The secret with which several hosts authenticate each other, or None with one host or in a trusted network.
+    # The secret with which several hosts authenticate each other; None for a single host or a trusted network.
     secret: str | None = field(default=None, repr=False)
     joins: bool = False  # whether this host joins a running job (-join)
     in_slurm: bool = False  # whether the hosts are the nodes of a Slurm step; then SIGUSR1 announces a loss of nodes

@@ -172,7 +172,7 @@ def _that_run(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.Expr]
 
 
 def _names(statement: ast.Import | ast.ImportFrom | ast.Expr) -> list[str]:
-    """Return the modules that a statement may import. `_UNKNOWN` stands for anything that can't be read."""
+    """Return the modules that a statement may import. `_UNKNOWN` means anything that can't be read."""
     if isinstance(statement, ast.Expr):
         return [_UNKNOWN]  # a call for its effect, such as `logging.setLoggerClass`
     if isinstance(statement, ast.Import):

@@ -22,10 +22,10 @@ Catch = Callable[
 
 
 def hear(loop: asyncio.AbstractEventLoop, interrupt: Handler, pass_on: Handler, in_slurm: bool, catch: Catch) -> None:
-    """From now on, call `interrupt` for signals that end the job, and `pass_on` for signals meant for the workers.
+    """Install handlers for the signals that end the job (`interrupt`) and for those meant for the workers (`pass_on`).
 
-    Both are called in the event loop. Call this function in the main thread. `catch` installs a handler: it is the
-    function `outlive`, except in simulated processes.
+    The event loop calls both handlers. Call this function in the main thread. `catch` is the function `outlive`, or its
+    replacement in simulated processes.
     """
     for number in _ENDING:
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # under nohup

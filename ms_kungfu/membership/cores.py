@@ -45,9 +45,9 @@ def fix_cores() -> None:
 def let_wakers_go_on() -> None:
     """If there is only one core, keep the calling thread from preempting the thread that wakes it.
 
-    After the MindSpore thread has run a graph, it holds a spin lock while it wakes the thread that called it. The
-    calling thread immediately acquires the same lock. If the calling thread preempted the MindSpore thread on their
-    only core, the calling thread would spin for the rest of its time slice (0.6 ms).
+    After the MindSpore thread has run a graph, it holds a spin lock while it wakes the calling thread. The calling
+    thread immediately acquires the same lock. If it preempted the MindSpore thread on their only core, it would spin
+    for the rest of its time slice (0.6 ms).
     """
     if core_count() == 1 and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(OSError):  # a sandbox may forbid the call

@@ -123,9 +123,8 @@ def enter_first(member: Member, granted: Granted | Detached | Stay) -> None:
         return
     member.self_id, member.incarnation = granted.peer, granted.incarnation
     enter(member, granted, has_state=False)
-    # In the job's first cluster, no worker has a state that the others could receive. A worker that joins later must
-    # receive the state, even if the ranks that have the state fail at that moment. Otherwise, the worker would silently
-    # train from the beginning.
+    # In the job's first cluster, no worker has a training state to send. A worker that joins later must receive one,
+    # even if the ranks that have it fail at that moment. Otherwise, it would silently train from the beginning.
     member.received = not member.deferred
     _leave_on_sigterm(member)
 

@@ -165,7 +165,7 @@ class Member:
         self.sync_points = 0  # number of sync points of this cluster version that this process has entered
         self.training_step: int | None = None  # for the launcher's log lines
         self.ended_steps = EndedSteps()
-        self.spent: dict[str, float] = {}  # seconds, see `reports.spending`
+        self.spent: dict[str, float] = {}  # activity -> seconds spent on it
         self.activity = 0  # see `reports.doing`
         self.outcomes.by_version.clear()
 

@@ -215,7 +215,7 @@ class Loop:
         return self._next_to_train() if self._trains else self._next_to_evaluate()
 
     def _first_look(self) -> Any:
-        """Return one batch before the program has a reducer, e.g. for its shape; raise an error at a second batch."""
+        """Return one batch, whose shape a program may need before it has a reducer. Reject a second batch."""
         if self._looked:
             raise refused(
                 "a loop over a sharded dataset in a program without a gradient reducer",

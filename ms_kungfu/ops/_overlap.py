@@ -14,10 +14,10 @@ from ms_kungfu.ops.reduce_op import check_reduce_op
 class AllReduceStart(Collective):
     """Start to reduce a tuple of tensors of one dtype over all ranks, and return immediately.
 
-    The result is a tuple of the same number of tensors and a ticket for the wait. The tensors have no value until the
-    wait has ended. The operations run in the order in which they were started; the primitive's side effect enforces
-    this order. The inputs are copied. Each start needs an :class:`AllReduceWait` in the same graph, because only one
-    operation with the same name can run at a time.
+    The result is a tuple of the same number of tensors and a ticket for the wait. The tensors' contents are undefined
+    until the wait has ended. The operations run in the order in which they were started; the primitive's side effect
+    enforces this order. The inputs are copied. Each start needs an :class:`AllReduceWait` in the same graph, because
+    only one operation with the same name can run at a time.
     """
 
     _takes_sparse = True

@@ -85,7 +85,7 @@ def _is_worker() -> bool:
 
 @contextmanager
 def _folder_beside(path: Path) -> Iterator[Path]:
-    """Return a new folder next to `path`, and remove it at the end.
+    """Create a folder next to `path`, and remove the folder when the context ends.
 
     The folder is hidden, so no callback treats it as a checkpoint.
     """

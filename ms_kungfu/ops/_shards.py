@@ -17,7 +17,7 @@ class SumShards(Collective):
     The result is a tuple of the same number of tensors and a 0-d bool tensor. If the bool is true, all shards of the
     step are summed, and the tensors are the sum divided by the number of shards. They have the same bits on every rank
     and don't depend on which rank computed which shard. If the bool is false, this rank has more shards to compute, and
-    the tensors have no value. See ops_src/shards/step.h.
+    the tensors' contents are undefined. See ops_src/shards/step.h.
 
     The primitive runs before all writes to Parameters that follow it in the program.
     """

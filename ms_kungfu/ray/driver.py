@@ -423,7 +423,7 @@ class Driver:
         self._head = last
         code = int(ray.get(last.agent.code.remote()))
         if self._signals and code == 128 + signal.SIGINT:
-            code = 128 + self._signals[0]  # SIGINT may have replaced the user's signal (`_pass_on`)
+            code = 128 + self._signals[0]  # `_pass_on` may have sent SIGINT instead
         if self._function is not None:
             self._collect(last)
         deadline = run_time() + _LAST_WORDS_S

@@ -79,7 +79,7 @@ class HostSegment:
 
     def hold_deadlines(self, held: bool) -> None:
         """Suspend the deadlines of this host's ranks (`held`), or resume them."""
-        for memory in self._memories:  # ranks wait in the segment, and also watch the control block
+        for memory in self._memories:
             memory.hold_deadlines(held)
 
     def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
@@ -111,7 +111,7 @@ class HostSegment:
     def awaited(self) -> list[tuple[int, int, bool]]:
         """Return which of this host's ranks waits for which rank, and whether the wait is overdue.
 
-        The number -1 stands for the transport.
+        The number -1 is the transport.
         """
         rank_of = [*self._local, -1]  # the transport is the last member of the segment
         return [(rank_of[a], rank_of[b], is_overdue) for a, b, is_overdue in self._segment.awaited()]

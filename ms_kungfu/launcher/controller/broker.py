@@ -60,9 +60,8 @@ class Broker:
     - `on_expected`: the members have reported which size they expect next.
 
     `recovers`: whether members continue without failed members. `min_size`: a worker may not leave if fewer workers
-    would remain. `may_prepare` returns whether the members may be notified of a version. If it returns False, its
-    owner calls `prepare` as soon as the members may be notified. `begun`: the versions that an earlier controller had
-    committed.
+    would remain. `may_prepare` returns whether the members may be notified of a version. After False, call `prepare`
+    as soon as they may be notified. `begun`: the versions that an earlier controller had committed.
     """
 
     make_segment: MakeSegment

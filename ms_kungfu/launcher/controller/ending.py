@@ -92,7 +92,7 @@ class EndOfWorkers:
                 self.kill(process, f"{reason} and was killed")
 
     def kill(self, process: Process, reason: str) -> None:
-        """Kill a process. If its agent reports no exit within some seconds, the job continues without the process."""
+        """Kill a process. If its agent reports no exit within a few seconds, the job continues without the process."""
         process.to(WorkerState.KILLED)
         process.killed_because = reason
         self._signal(signal.SIGKILL, process)
@@ -131,7 +131,7 @@ class EndOfWorkers:
                 self._signal(signal.SIGTERM, process)
 
     def dismiss(self, process: Process) -> None:
-        """End a process that is no longer needed: send SIGTERM, and SIGKILL some seconds later."""
+        """End a process that is no longer needed: send SIGTERM, and SIGKILL a few seconds later."""
         process.to(WorkerState.DISMISSED)
         self._signal(signal.SIGTERM, process)
         self._signal(signal.SIGCONT, process)

@@ -357,8 +357,8 @@ class EtcdLease:
     async def leave(self) -> None:
         """Give up the lease because this host leaves.
 
-        As a result, the next controller needn't wait until the lease expires. This controller begins no more writes,
-        because a write without a lease would acquire the lease again.
+        So the next controller needn't wait until the lease expires. Stop all later writes, because a write without a
+        lease would acquire the lease again.
         """
         self.has_stepped_down = True
         await self.release()

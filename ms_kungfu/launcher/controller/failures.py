@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _START_PAUSE_S = 0.1
 _MAX_START_PAUSE_S = 5.0
 # An agent reports a broken connection within 0.2 s. If the connection broke because a host was lost, the loss of the
-# host is reported some seconds later.
+# host is reported a few seconds later.
 _HOSTS_NEWS_S = 0.5
 _HOSTS_TELL_S = 5.0
 

@@ -23,7 +23,7 @@ from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
 _FIRST_WORDS_S = 10.0
-# If a host hasn't registered within _PATIENCE_S, the controller asks it for its state every _ASK_S.
+# If a host hasn't registered within _PATIENCE_S, the controller asks the host every _ASK_S what it is doing.
 _PATIENCE_S = 3.0
 _ASK_S = 10.0
 _TELL_SILENCE_S = 5.0  # before this time, silence is normal, because hosts are started one after the other

@@ -119,5 +119,5 @@ def _write_report(log: Path) -> None:
 
 
 def exit_of(code: int) -> dict[str, int]:
-    """Return the fields of an event that report the exit code `code`. A negative code stands for a signal."""
+    """Return the fields of an event that report the exit code `code`. A negative code means a signal."""
     return {"signal": -code} if code < 0 else {"exit_code": code}

@@ -25,7 +25,7 @@ class Process(Struct):
 
     key: int
     log_name: str
-    host: str  # where it runs
+    host: str
     peer: PeerID | None = None  # None for a standby without a slot
     incarnation: int = 0
     rank: int = 0  # its rank in its last cluster version; at first, in the version for which it was started
@@ -75,7 +75,7 @@ class ProcessTable:
         self._broker = broker
         self._agents = agents
         self._by_key: dict[int, Process] = {}
-        self.emptied = asyncio.Event()  # no process is left
+        self.emptied = asyncio.Event()  # set when the last process is removed
 
     def add(self, process: Process) -> None:
         self._by_key[process.key] = process

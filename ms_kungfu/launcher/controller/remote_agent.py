@@ -35,7 +35,7 @@ from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
 _MAX_ASKING = 4096  # the maximum number of a host's worker requests that may wait for an answer
-PARTING_S = 0.5  # time for a host's launcher to exit after the job; it needs some hundredths of a second
+PARTING_S = 0.5  # time for a host's launcher to exit after the job; it needs a few hundredths of a second
 
 
 class Workers(Protocol):
@@ -153,7 +153,7 @@ class RemoteAgent:
         self.early: list[m.FromHost] = []  # messages that arrived before `RemoteHosts.attend`
         self._owner = owner
         self._channel = channel
-        self.accepted_at = 0.0  # when the registration was accepted
+        self.accepted_at = 0.0
         self._logdir = Path(os.fsdecode(registration.logdir)) if registration.logdir else None
         self._asking: dict[int, _RemoteAsker] = {}
         self._watch = HangWatch(owner.options.peer_timeout_s or math.inf)

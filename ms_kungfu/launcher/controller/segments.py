@@ -201,7 +201,7 @@ class SpreadSegment:
     def __init__(self, owner: Owner, cluster: Cluster, attempt: int, recovers: bool, is_made: bool = False) -> None:
         """Begin to make the segment. `is_made`: the segment already exists on all registered hosts."""
         self.cluster, self.attempt = cluster, attempt
-        self.words: dict[int, str] = {}  # why each rank can't continue
+        self.words: dict[int, str] = {}  # rank -> why it can't continue
         self.beats: dict[int, int] = {}
         # host -> which of its ranks wait for which rank, and when the host reported that
         self._waits: dict[str, tuple[list[tuple[int, int, bool]], float]] = {}

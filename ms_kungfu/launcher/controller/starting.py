@@ -46,7 +46,7 @@ class StartOfWorkers:
         self._slots = itertools.count()
 
     def resume(self, keys: int) -> None:
-        """Number processes from `keys` on, because earlier controllers have used only smaller keys."""
+        """Give new processes keys from `keys` on, because earlier controllers have used only smaller keys."""
         self._keys = itertools.count(keys)
 
     def known(

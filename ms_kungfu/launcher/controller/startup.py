@@ -55,7 +55,7 @@ class JobStart(Struct):
     join_timeout_s: float
     secret: str
     first: Cluster
-    writer: str  # the name under which the launcher writes
+    writer: str  # the name under which the launcher writes clusters
     url: str | None = None
     server: ConfigServer | None = None
     store: ClusterStore | None = None

@@ -62,7 +62,7 @@ class RankFacts(Struct, frozen=True):
 
 
 class Activity(Struct):
-    """Turn facts about ranks into samples. This object remembers since when each rank has had its state in its step."""
+    """Turn facts about ranks into samples. Remember when each rank entered its current state and step."""
 
     _since: dict[int, tuple[tuple[Any, ...], float]] = field(default_factory=dict)
 

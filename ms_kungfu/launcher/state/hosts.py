@@ -314,7 +314,7 @@ def parse_ports(text: str) -> range:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """Parse ``-H host[:slots[:public address]],...``. As in KungFu, a host without slots has one slot."""
+    """Parse ``-H host[:slots[:public address]],...``. As in KungFu, the default is one slot."""
     return _checked([_parse_host(entry) for entry in text.split(",") if entry] or [_parse_host(text)])
 
 
@@ -466,7 +466,7 @@ def _the_one(mine: Sequence[str], what: str) -> str:
 def _looked_up(hosts: Sequence[Host]) -> dict[str, list[str]]:
     """Return the addresses of each host. Look up unknown names again until the join timeout has passed.
 
-    Kubernetes and clouds publish a machine's name some seconds after the machine has started.
+    Kubernetes and clouds publish a machine's name a few seconds after the machine has started.
     """
     limit_s = env.JOIN_TIMEOUT.get()
     until, is_told = run_time() + limit_s, False

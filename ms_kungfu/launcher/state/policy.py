@@ -287,8 +287,8 @@ def revised(
 ) -> Cluster | None:
     """Return the cluster that the controller has to write to the store; None if there is nothing to write.
 
-    If workers have to be removed, the result is the newest cluster without these workers. In the next call, no worker
-    has to be removed any more, and the result is the newest cluster with `joining` additional workers.
+    If workers have to be removed, the result is the newest cluster without these workers. Otherwise it is the newest
+    cluster with `joining` additional workers.
 
     Args:
         newest: the newest cluster that the hosts can run.

@@ -13,7 +13,7 @@ process. Workers are prestarted for two reasons, and the same rules apply to bot
 *Hosts.* Standbys run on the hosts to which a resize would assign the next workers (`next_slots`). If these hosts
 change together with the cluster, the standbys are replaced.
 
-*Cores.* A process that starts uses a core for some seconds. This slows down training on a machine without free cores.
+*Cores.* A process that starts uses a core for a few seconds. This slows down training on a machine without free cores.
 So only a few processes start at the same time (`to_start`), and the next ones start when these are ready. A nice value
 doesn't help: the process then only starts more slowly, and the resize may begin before it is ready. If the workers use
 all cores, a process with a nice value may never be ready. Without root, the nice value can't be lowered again when the

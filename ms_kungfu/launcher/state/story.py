@@ -220,7 +220,7 @@ class _Teller:
             until = "The log does not contain its end."
         cost_s = None if delay is None else delay.seconds
         if delay is not None and end is not None and delay.seconds < end.seconds / 2:
-            cost_s = end.seconds  # the rank that reported the step was itself stopped, so its measurement is too short
+            cost_s = end.seconds  # the rank that measured the delay was itself paused, so `delay` is too short
         elif delay is not None:
             until += f" Step {delay.step} took {spell(delay.seconds)} longer than usual."
         said = "" if heard is None else f" Rank {heard.rank} logged: {heard.reason}."

@@ -91,7 +91,7 @@ def waits_between_hosts(
     pair of hosts.
 
     Args:
-        reports: the waits that each host has reported for its own ranks. In a report, -1 stands for the host's
+        reports: the waits that each host has reported for its own ranks. In a report, -1 is the host's
             transport. The result contains the host's name instead.
         ranks: the ranks of each host.
     """

@@ -85,8 +85,8 @@ class ClusterVersions(Struct):
     # For each peer, the versions that don't contain it. Each of these versions has excluded all processes that the peer
     # had before. Each peer in a known version has an entry, which may be empty (`_forget`).
     excluded: dict[PeerID, list[int]] = field(default_factory=dict)
-    # For each peer with exited processes, ranges of versions. Each range begins with the incarnation of an exited
-    # process. In the versions of the range, the peer ID refers to that process.
+    # For each peer, one range of versions per exited process: the versions in which the peer ID means that process. A
+    # range starts at the version for which the process was started (its incarnation).
     ended: dict[PeerID, list[range]] = field(default_factory=dict)
     # Processes that have registered and are waiting until a version with them is committed.
     ready: set[tuple[PeerID, int]] = field(default_factory=set)

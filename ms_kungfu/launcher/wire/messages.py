@@ -394,8 +394,8 @@ class Agent(Message):
     """A host asks to take part in the job.
 
     `command`: the command that the host's launcher was given. A host that joins a running job sends none. `slots`: the
-    number of slots of a host that joins a running job. `report`: the state of a host that already takes part in the
-    job, for a new controller.
+    number of slots of a host that joins a running job. `report`: for a new controller, the resync report of a host
+    that already takes part in the job.
     """
 
     registration: Registration
@@ -741,12 +741,12 @@ class HungUp(Message):
 class Looked(Message):
     """What the host has observed about its workers.
 
-    `now`: the time on the host's clock. In three fields, the keys are a cluster version and a rank. `beats` contains
-    the rank's heartbeat count. `gave_up` says why the rank can't continue. `progress` contains the rank's last step,
-    the seconds that a step takes, and the seconds since the last step.
+    `now`: the time on the host's clock. Three fields contain values by cluster version and rank. `beats` contains the
+    rank's heartbeat count. `gave_up` says why the rank can't continue. `progress` contains the rank's last step, the
+    seconds that a step takes, and the seconds since the last step.
 
     `awaited`: for each version, a list of waits. A wait contains the rank that sleeps, the rank for which it waits, and
-    whether the wait is overdue. The rank -1 stands for the inter-host transport. `stopped`: the keys of processes that
+    whether the wait is overdue. Rank -1 is the inter-host transport. `stopped`: the keys of processes that
     a signal has stopped. `starved`: the keys of processes that get no core. `cores`: the cores that the job currently
     has on the host. `taken`: the cores among them on which the user's other jobs run.
     """
@@ -765,8 +765,8 @@ class Looked(Message):
 class Activity(Message):
     """What the workers on the host are doing at this moment.
 
-    `doing`: the activity; the keys are a cluster version and a rank. `memory`: the resident memory of each process in
-    bytes; the keys are those of the processes.
+    `doing`: each rank's activity, by cluster version and rank. `memory`: each process's resident memory in bytes, by
+    the process's key.
     """
 
     doing: dict[Count, dict[Rank, Doing]]

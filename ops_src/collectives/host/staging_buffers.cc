@@ -3,15 +3,15 @@
 //
 // 4. The first rank that needs a staging buffer for an operation picks it, and the last rank that
 // leaves the operation releases it. A staging buffer belongs to one operation, so concurrent
-// operations with different names can't fill each other's memory. A rank takes the free staging
+// operations with different names can't overwrite each other's data. A rank takes the free staging
 // buffer with the lowest number, so consecutive operations use the same memory, which is still
 // cached.
 // Test: Names.AnyNumberOfLargeOperationsMayBeInFlight
 //
-// 10. A staging buffer stays bound if its operation failed, or if a member failed before it left
-// the operation. If a member fails, each operation that is running at that time leaves at most one
-// such buffer. These buffers last until the next cluster version, which has a new segment. A rank
-// that finds no free staging buffer waits.
+// 10. A staging buffer stays bound to its operation if the operation failed, or if a member failed
+// before leaving the operation. If a member fails, each operation that is running at that time
+// leaves at most one such buffer. These buffers last until the next cluster version, which has a
+// new segment. A rank that finds no free staging buffer waits.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 //
 // 12. Pinned buffers. Some operations (`pins_buffer`) keep their staging buffer after they have

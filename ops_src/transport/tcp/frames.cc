@@ -95,7 +95,8 @@ bool Mesh::Write(Lock& lock, Connection& connection) {
 }
 
 // Writes once, on a caller's thread that holds the mutex. The I/O thread must not be writing to the
-// connection, so the connection must be idle. The I/O thread handles an error later.
+// connection, so the connection must be idle. If the write fails, the I/O thread handles the error
+// later.
 void Mesh::WriteHere(Connection& connection) {
   if (!Compose(connection)) return;
   iovec parts[2];

@@ -386,9 +386,9 @@ void Mesh::Ask(Host& host, Inbound& inbound) {
   Control(host, FrameKind::kReady, inbound.posted->tag, inbound.total);
 }
 
-// Returns the credit for an unasked message of `bytes` bytes to the sender. Every frame to the
-// sender reports the returned credit. A separate frame is sent only if a quarter of the credit is
-// unreported.
+// Returns to the sender the credit for a message of `bytes` bytes that it has sent unasked. Every
+// frame to the sender reports the returned credit. A separate frame is sent only if a quarter of
+// the credit is unreported.
 void Mesh::Take(Host& host, size_t bytes) {
   host.taken += UnaskedCharge(bytes);
   if (host.taken - host.told < kUnaskedCredit / 4) return;
