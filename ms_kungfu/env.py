@@ -307,12 +307,8 @@ METRICS_PORT = _optional(
     "0: any free port. Unset: no metrics are served.",
     set_by="user",
 )
-START_SIZE = _optional(
-    "KUNGFU_START_SIZE", NUMBER, "The number of workers with which the job began. Joining workers get the same value."
-)
-START_HOSTS = Variable(
-    "KUNGFU_START_HOSTS", NUMBER, 1, "The number of hosts on which the job began. Joining workers get the same value."
-)
+START_SIZE = _optional("KUNGFU_START_SIZE", NUMBER, "The number of workers with which the job began.")
+START_HOSTS = Variable("KUNGFU_START_HOSTS", NUMBER, 1, "The number of hosts on which the job began.")
 COMPILE_AHEAD = Variable(
     "KUNGFU_COMPILE_AHEAD",
     Kind(_seconds_or_0, "seconds", "s"),
@@ -321,8 +317,11 @@ COMPILE_AHEAD = Variable(
     set_by="user",
 )
 PRELOAD = Variable(
-    "KUNGFU_PRELOAD", FLAG, True, "Whether workers share one [import](resizing.md#forked-workers) of MindSpore.", "user"
-)
+    "KUNGFU_PRELOAD", FLAG, True,
+    "Whether workers share MindSpore's [import](resizing.md#forked-workers) and [graphs](resizing.md#shared-graphs).",
+    "user",
+)  # fmt: skip
+GRAPHS = _optional("KUNGFU_GRAPHS", PATH, "Folder of the host's [shared graphs](resizing.md#shared-graphs).")
 # The names that MindSpore uses, for programs that read them. MindSpore itself reads DEVICE_ID.
 RANK_ID = Variable("RANK_ID", NUMBER, 0, "The worker's rank when it started.")
 RANK_SIZE = Variable("RANK_SIZE", NUMBER, 1, "The cluster size when the worker started.")

@@ -16,7 +16,7 @@ from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic import compiled
 from ms_kungfu.elastic.shard_loop import ShardLoop
 from ms_kungfu.errors import KungFuError
-from ms_kungfu.ops import wait_for_queue
+from ms_kungfu.ops import graph_store, wait_for_queue
 from ms_kungfu.ops._plugin import compute_undivided, flush_denormals_of_queues
 from ms_kungfu.ops._shards import SumShards
 from ms_kungfu.trained import inventory
@@ -271,9 +271,10 @@ class Shard:
         shapes = tuple(column.shape for column in columns)
         if self._goes_straight and shapes not in self._shapes:
             self._shapes.add(shapes)
-            self._straight.compile(*columns)
+            is_undoable = lambda: compiled.effects(self._straight) <= _UNDOABLE  # noqa: E731
+            known = graph_store.compile_or_read(self._straight, columns, is_undoable)
             self._written.hold(compiled.parameters(self._straight))
-            self._goes_straight = compiled.effects(self._straight) <= _UNDOABLE and self._written.is_plain()
+            self._goes_straight = (known or is_undoable()) and self._written.is_plain()
         return self._goes_straight
 
     def dtypes(self) -> list[str]:

@@ -25,9 +25,11 @@ import json
 import logging
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -268,11 +270,14 @@ class _SupervisorProcess:
         with selectors.DefaultSelector() as selector:
             selector.register(self._channel, selectors.EVENT_READ)
             selector.register(wake_in, selectors.EVENT_READ)
+            graphs = _make_folder()
             try:
                 while self._serve_once(selector, wake_in):
                     pass
             finally:
                 kill_descendants()
+                if graphs is not None:
+                    shutil.rmtree(graphs, ignore_errors=True)
                 for path, inode in self._remove:
                     with contextlib.suppress(OSError):
                         if os.lstat(path).st_ino == inode:
@@ -427,6 +432,15 @@ def _preparation(cores: list[int]) -> Callable[[], None]:
                 os.sched_setaffinity(0, cores)
 
     return prepare
+
+
+def _make_folder() -> str | None:
+    """Create the folder in which workers share compiled graphs."""
+    os.environ.pop(env.GRAPHS.name, None)
+    if env.PRELOAD.get():
+        with contextlib.suppress(OSError):
+            os.environ[env.GRAPHS.name] = tempfile.mkdtemp(prefix="kungfu-graphs-")
+    return env.GRAPHS.get()
 
 
 def _encode(message: Mapping[str, Any]) -> bytes:

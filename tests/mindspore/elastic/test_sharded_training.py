@@ -70,6 +70,16 @@ def test_every_history_of_the_cluster_has_the_bits_of_one_worker(run_elastic, al
         assert sum(row["computed"] for row in seen.by_step("step")[step]) >= 8
 
 
+def test_joining_workers_read_the_graph_of_another_worker(run_elastic, monkeypatch):
+    monkeypatch.setenv("KUNGFU_LOG_LEVEL", "DEBUG")
+    seen = run_elastic(PROGRAM, "graph", "plain", "8", "2:3,4:4", "2", np=2)
+    assert seen.output.count("graph read: ") == 2
+    monkeypatch.setenv("KUNGFU_PRELOAD", "0")
+    other = run_elastic(PROGRAM, "graph", "plain", "8", "2:3,4:4", "2", np=2)
+    assert "graph read: " not in other.output
+    assert history(seen) == history(other)
+
+
 @pytest.mark.long
 def test_slow_worker_gets_fewer_shards_and_the_bits_stay(run_elastic):
     expected = history(run_elastic(PROGRAM, "graph", "plain", "8", "none", "6", ledger=False))
