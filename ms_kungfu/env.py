@@ -259,17 +259,17 @@ CONTENTS_CHECK = Variable(
     "KUNGFU_CONTENTS_CHECK",
     Kind(_one_of("some", "all", "none"), "some, all or none"),
     "some",
-    "Which samples the workers compare by content when training begins. `contents_check=` overrides it.",
+    "Which samples workers compare by content when training begins. `contents_check=` overrides it.",
     set_by="user",
 )
 TRACE = _optional(
-    "KUNGFU_TRACE", Kind(str, "a folder"), "Folder in which each worker writes a trace for Perfetto.", set_by="user"
+    "KUNGFU_TRACE", Kind(str, "a folder"), "Folder for the workers' traces for Perfetto.", set_by="user"
 )
 TRACE_BYTES = Variable(
     "KUNGFU_TRACE_BYTES",
     Kind(_natural, "a number", "bytes"),
     64 << 20,
-    "Size limit of each worker's trace. The trace ends at this size; the job continues.",
+    "Size limit of each worker's trace. Then the trace ends.",
     set_by="user",
 )
 REPLAY = _optional(
@@ -313,7 +313,7 @@ COMPILE_AHEAD = Variable(
     "KUNGFU_COMPILE_AHEAD",
     Kind(_seconds_or_0, "seconds", "s"),
     5.0,
-    "Time limit for [compiling](resizing.md#batch-shapes), in advance, the batch shapes after a failure.",
+    "Time limit for [compiling](resizing.md#batch-shapes) in advance the shapes after a failure.",
     set_by="user",
 )
 PRELOAD = Variable(
