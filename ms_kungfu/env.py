@@ -262,9 +262,7 @@ CONTENTS_CHECK = Variable(
     "Which samples workers compare by content when training begins. `contents_check=` overrides it.",
     set_by="user",
 )
-TRACE = _optional(
-    "KUNGFU_TRACE", Kind(str, "a folder"), "Folder for the workers' traces for Perfetto.", set_by="user"
-)
+TRACE = _optional("KUNGFU_TRACE", Kind(str, "a folder"), "Folder for the workers' traces for Perfetto.", set_by="user")
 TRACE_BYTES = Variable(
     "KUNGFU_TRACE_BYTES",
     Kind(_natural, "a number", "bytes"),

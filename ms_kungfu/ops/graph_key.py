@@ -21,8 +21,10 @@ import hashlib
 import os
 import platform
 import sys
+import sysconfig
 import types
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import mindspore as ms
@@ -30,10 +32,25 @@ import numpy as np
 from mindspore import nn
 from mindspore.common import dtype as mstype
 
+import ms_kungfu
 from ms_kungfu._version import VERSION
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, type(Ellipsis), type(NotImplemented))
 _KNOWN = {"mindspore", "numpy", "ms_kungfu", *sys.stdlib_module_names} - {"__main__"}
+_FOLDERS = tuple(
+    str(Path(path)) + os.sep
+    for path in (
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")),
+        *(str(Path(str(module.__file__)).parent) for module in (ms, np, ms_kungfu)),
+    )
+)
+_BASES = (int, float, complex, str, bytes)
+_OF_THE_INTERPRETER = (
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
+    types.MemberDescriptorType, types.GetSetDescriptorType,
+)  # fmt: skip
+_MOST_WORDS = 500_000  # takes half a second; LeNet's training step has 7,000
+_MOST_BYTES = 256 << 20
 # Attributes of a Cell that differ between processes, and that the compiler doesn't use.
 _OF_THE_PROCESS = {
     "_create_time", "arguments_key", "_compile_cache", "_phase_cache", "_compile_phase", "_exist_objs", "_exist_names",
@@ -70,8 +87,12 @@ def _setting(name: str) -> Any:
         return None
 
 
+@functools.cache
 def _is_known(module: str | None) -> bool:
-    return module is not None and module.partition(".")[0] in _KNOWN
+    """Return whether the module belongs to a package that the key covers by its version only."""
+    name = (module or "").partition(".")[0]
+    file = getattr(sys.modules.get(name), "__file__", None)  # None for a module that is part of the interpreter
+    return name in _KNOWN and (file is None or file.startswith(_FOLDERS))
 
 
 @functools.cache
@@ -89,11 +110,15 @@ class _Walk:
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=20)
         self._seen: dict[int, tuple[int, Any]] = {}  # the objects, so that no other object gets the same id
+        self._words = self._bytes = 0
 
     def digest(self) -> str:
         return self._hash.hexdigest()
 
     def put(self, *words: str | bytes) -> None:
+        self._words += len(words)
+        if self._words > _MOST_WORDS:
+            raise NoKey("the cell reaches too many objects")
         for word in words:
             data = word.encode() if isinstance(word, str) else word
             self._hash.update(b"%d:" % len(data))
@@ -109,6 +134,12 @@ class _Walk:
         self._seen[id(value)] = len(self._seen), value
         self.put(type(value).__module__, type(value).__qualname__)
         self._add_new(value)
+        for base in _BASES:
+            if isinstance(value, base):
+                self.put(base.__repr__(value))
+        if isinstance(value, (list, tuple, dict, set, frozenset, *_BASES, types.FunctionType)):
+            self._add_class(type(value))
+            self._add_attributes(value)
 
     def _add_new(self, value: Any) -> None:
         if isinstance(value, ms.Parameter):
@@ -148,7 +179,7 @@ class _Walk:
             self.add(value.__func__)
         elif isinstance(value, property):
             self._add_each((value.fget, value.fset, value.fdel))
-        elif isinstance(value, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)):
+        elif isinstance(value, _OF_THE_INTERPRETER):
             self.put(value.__qualname__)
             owner = getattr(value, "__self__", None)  # of a bound method, its object
             if not isinstance(owner, (types.ModuleType, type)):
@@ -170,7 +201,11 @@ class _Walk:
     def _add_array(self, value: Any) -> None:
         if value.dtype.hasobject:
             raise NoKey("an array of objects")
-        self.put(str(value.dtype), str(value.shape), value.tobytes())
+        self._bytes += value.nbytes
+        if self._bytes > _MOST_BYTES:
+            raise NoKey("the cell holds too large arrays")
+        self.put(str(value.dtype), str(value.shape))
+        self._hash.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
     def _add_parameter(self, value: Any) -> None:
         self.put(value.name, str(value.dtype), str(value.shape), str(value.requires_grad))
@@ -186,8 +221,6 @@ class _Walk:
             self.put(name)
             with contextlib.suppress(ValueError):  # the variable has no value yet
                 self.add(cell.cell_contents)
-        if inner := vars(value).get("__wrapped__"):
-            self.add(inner)
         if not _is_known(value.__module__):
             self.put(_file(value.__code__.co_filename))
             self._add_globals(value.__globals__, self._add_code(value.__code__))
@@ -210,7 +243,13 @@ class _Walk:
             value = scope[name]
             self.put(name)
             self.add(value)
-            if isinstance(value, types.ModuleType) and not _is_known(value.__name__):
+            if isinstance(value, types.ModuleType) and _is_known(value.__name__):
+                # The program may have replaced a function of the package.
+                own = {each: vars(value)[each] for each in names & vars(value).keys()}
+                self._add_items(
+                    {each: function for each, function in sorted(own.items()) if not _is_of_known(function)}
+                )
+            elif isinstance(value, types.ModuleType):
                 self._add_globals(vars(value), names - {name})
 
     def _add_class(self, value: type) -> None:
@@ -226,13 +265,31 @@ class _Walk:
     def _add_object(self, value: Any) -> None:
         kind = type(value)
         self._add_class(kind)
-        if not hasattr(value, "__dict__"):
-            raise NoKey(f"an object of the class {kind.__module__}.{kind.__qualname__}")
         if isinstance(value, ms.ops.Primitive):
             self.put(value.name)
             self._add_items(dict(value.attrs))
-        for name, attribute in vars(value).items():
+        if not self._add_attributes(value) and not isinstance(value, _BASES):
+            raise NoKey(f"an object of the class {kind.__module__}.{kind.__qualname__}")
+
+    def _add_attributes(self, value: Any) -> bool:
+        """Add the attributes of an object. Return False if the class has neither attributes nor slots."""
+        slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
+        for name in slots:
+            if hasattr(value, name):
+                self.put(name)
+                self.add(getattr(value, name))
+        for name, attribute in getattr(value, "__dict__", {}).items():
             if not (isinstance(value, nn.Cell) and name in _OF_THE_PROCESS):
                 self.put(name)
                 self.add(attribute)
         self.put("end")
+        return bool(slots) or hasattr(value, "__dict__")
+
+
+def _slots(kind: type) -> list[str]:
+    names = vars(kind).get("__slots__", ())
+    return [name for name in ((names,) if isinstance(names, str) else names) if name not in ("__dict__", "__weakref__")]
+
+
+def _is_of_known(value: Any) -> bool:
+    return not isinstance(value, (types.FunctionType, type)) or _is_known(value.__module__)

@@ -29,6 +29,15 @@ SCALE = 2.0
 class Options:
     slope = 0.5
 
+class Slotted:
+    __slots__ = ["rate"]
+
+    def __init__(self, rate):
+        self.rate = rate
+
+class Name(str):
+    pass
+
 def outer(bias):
     def inner(x):
         return x + bias
@@ -43,6 +52,8 @@ class Net(nn.Cell):
         self.add = outer(1.0)
         self.table = ms.Tensor([1.0, 2.0])
         self.options = Options()
+        self.slotted = Slotted(1)
+        self.name_of_it = Name("a")
         self.names = {{"first": [1, 2]}}
 
     def construct(self, x):
@@ -116,6 +127,19 @@ def other_attribute_of_the_cell_class(net: Any, main: ModuleType, helper: Module
     main.Net.power = 2
 
 
+def other_slot(net: Any, main: ModuleType, helper: ModuleType) -> None:
+    net.slotted.rate = 2
+
+
+def other_text_of_a_derived_class(net: Any, main: ModuleType, helper: ModuleType) -> None:
+    net.name_of_it = main.Name("b")
+
+
+def other_function_in_a_known_package(net: Any, main: ModuleType, helper: ModuleType) -> None:
+    main.ops = ModuleType("mindspore.ops")  # type: ignore[attr-defined]
+    vars(main.ops).update(vars(ms.ops), relu=main.outer(1.0))  # type: ignore[attr-defined]
+
+
 def frozen_parameter(net: Any, main: ModuleType, helper: ModuleType) -> None:
     net.dense.weight.requires_grad = False
 
@@ -136,8 +160,8 @@ def other_precision(net: Any, main: ModuleType, helper: ModuleType) -> None:
     "change",
     [
         other_attribute, other_tensor, other_closure, other_global, other_value_in_another_module,
-        other_class_attribute, other_attribute_of_the_cell_class, frozen_parameter, fused_parameter, other_mode,
-        other_precision,
+        other_class_attribute, other_attribute_of_the_cell_class, other_slot, other_text_of_a_derived_class,
+        other_function_in_a_known_package, frozen_parameter, fused_parameter, other_mode, other_precision,
     ],
 )  # fmt: skip
 def test_key_depends_on_what_the_compiler_reads(program: Program, change: Callable[..., None]) -> None:
@@ -178,6 +202,34 @@ def test_unreadable_object_means_no_key(attribute: Any) -> None:
     cell = nn.Cell()
     cell.other = attribute
     with pytest.raises(graph_key.NoKey):
+        graph_key.key_of(cell, [])
+
+
+def test_module_with_the_name_of_a_standard_module_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = []
+    for text in ("def scale(x): return x * 2", "def scale(x): return x * 3"):
+        path = tmp_path / "profile.py"
+        path.write_text(text)
+        graph_key._file.cache_clear()
+        graph_key._is_known.cache_clear()
+        spec = importlib.util.spec_from_file_location("profile", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "profile", module)
+        spec.loader.exec_module(module)
+        cell = nn.Cell()
+        cell.function = module.scale
+        keys.append(graph_key.key_of(cell, []))
+    graph_key._is_known.cache_clear()
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize("attribute", [np.zeros(300 << 20, np.uint8), [[each] for each in range(600_000)]])
+def test_cell_that_holds_very_much_has_no_key(attribute: Any) -> None:
+    cell = nn.Cell()
+    cell.other = attribute
+    with pytest.raises(graph_key.NoKey, match="too"):
         graph_key.key_of(cell, [])
 
 
