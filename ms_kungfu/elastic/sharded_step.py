@@ -271,14 +271,23 @@ class Shard:
         shapes = tuple(column.shape for column in columns)
         if self._goes_straight and shapes not in self._shapes:
             self._shapes.add(shapes)
-            is_undoable = lambda: compiled.effects(self._straight) <= _UNDOABLE  # noqa: E731
-            known = graph_store.compile_or_read(self._straight, columns, is_undoable)
+            is_read = graph_store.compile_or_read(self._straight, columns, self._may_share)
             self._written.hold(compiled.parameters(self._straight))
-            self._goes_straight = (known or is_undoable()) and self._written.is_plain()
+            self._goes_straight = (is_read or self._is_undoable()) and self._written.is_plain()
         return self._goes_straight
 
+    def _is_undoable(self) -> bool:
+        return compiled.effects(self._straight) <= _UNDOABLE
+
+    def _may_share(self) -> bool:
+        """Return whether another worker may use the straight graph. It then doesn't know the gradients' dtypes."""
+        return self._is_undoable() and len(set(self._straight.sum_shards.dtypes)) == 1
+
     def dtypes(self) -> list[str]:
-        """Return the dtypes of the gradients, followed by the loss's dtype; [] before a shard has been computed."""
+        """Return the dtypes of the gradients, followed by the loss's dtype.
+
+        The list is empty before a shard has been computed, and if the graph was read; all dtypes are then equal.
+        """
         return self._straight.sum_shards.dtypes or self._branching.sum_shards.dtypes
 
     def shapes(self) -> int:

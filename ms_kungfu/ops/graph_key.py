@@ -1,30 +1,37 @@
 """Compute a key of everything on which a compiled graph depends.
 
-MindSpore compiles a cell from its Python objects. The key is a hash over these objects. So if two processes compute the
-same key, they would compile the same graph.
+MindSpore compiles a cell from its Python objects. The key is a hash over these objects, so processes with equal keys
+would compile equal graphs. What this module can't read has no key, and then the graph isn't shared:
 
 1. The key covers each object that the cell reaches: attributes, elements, classes, and of functions the code, closure,
-   defaults and globals. It also covers the functions' files, because MindSpore reads their text.
-2. Code of MindSpore, NumPy, ms_kungfu and the standard library isn't covered, but the versions of these are.
+   defaults, globals and file (MindSpore reads its text). Objects of other kinds have no key.
+2. Code in the folders of MindSpore, NumPy, ms_kungfu and the standard library isn't covered, but their versions are.
+   Functions that the program has put into their classes and modules are covered.
 3. Of a Parameter, the key covers what the compiler uses. It doesn't cover the values, which are inputs of the graph.
-4. If an object is of a kind that this module can't read, there is no key.
-5. If the compiler calls a function that returns the time, a random number or the worker's rank, no object contains
-   this value, so the key doesn't cover it.
+4. If a function of the program names what may differ between workers (`_DIFFER`: rank, environment, time, random
+   numbers, files) or reaches variables by text (`_BY_TEXT`), there is no key. ``__init__`` may name them, because the
+   key covers the attributes that it sets.
 """
 
 from __future__ import annotations
 
+import abc
+import argparse
+import collections
 import contextlib
 import enum
 import functools
 import hashlib
+import inspect
+import logging
 import os
 import platform
 import sys
 import sysconfig
 import types
+import typing
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import mindspore as ms
@@ -34,6 +41,7 @@ from mindspore.common import dtype as mstype
 
 import ms_kungfu
 from ms_kungfu._version import VERSION
+from ms_kungfu.ops._shards import SumShards
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, type(Ellipsis), type(NotImplemented))
 _KNOWN = {"mindspore", "numpy", "ms_kungfu", *sys.stdlib_module_names} - {"__main__"}
@@ -45,6 +53,17 @@ _FOLDERS = tuple(
     )
 )
 _BASES = (int, float, complex, str, bytes)
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+# Classes outside the program from which the class of an object may be derived.
+_PYTHON_BASES = {
+    object, abc.ABC, argparse.Namespace, collections.OrderedDict, enum.Enum, enum.IntEnum, types.SimpleNamespace,
+    typing.Generic, typing.Protocol, inspect.Signature, inspect.Parameter, *_BASES, *_CONTAINERS,
+}  # fmt: skip
+_C_BASES = {
+    "Cell_", "Primitive_", "PrimitiveFunction_", "MultitypeFuncGraph_", "HyperMap_", "HyperMapPy_", "Map_", "MapPy_",
+    "GradOperation_", "MetaFuncGraph_", "pybind11_object",
+}  # fmt: skip
+_METACLASSES = {type, abc.ABCMeta, enum.EnumMeta, type(typing.Protocol)}
 _OF_THE_INTERPRETER = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
     types.MemberDescriptorType, types.GetSetDescriptorType,
@@ -56,6 +75,13 @@ _OF_THE_PROCESS = {
     "_create_time", "arguments_key", "_compile_cache", "_phase_cache", "_compile_phase", "_exist_objs", "_exist_names",
     "_compiled", "_is_check_and_refresh", "_init_flag", "_id", "compile_phase", "current_phase", "kungfu_sharded",
 }  # fmt: skip
+_DIFFER = {
+    "current_rank", "current_cluster_size", "current_local_rank", "current_local_size", "cluster_version", "get_rank",
+    "get_group_size", "get_local_rank", "get_local_rank_size", "get_seed", "environ", "getenv", "time", "monotonic",
+    "perf_counter", "random", "default_rng", "urandom", "uuid4", "getpid", "gethostname", "open", "constexpr",
+    "_constexpr",
+}  # fmt: skip
+_BY_TEXT = {"getattr", "vars", "globals", "locals", "eval", "exec", "__dict__", "__import__", "import_module"}
 _CONTEXT = (
     "mode", "device_target", "deterministic", "enable_graph_kernel", "graph_kernel_flags", "jit_level",
     "jit_syntax_level", "max_call_depth", "memory_optimize_level", "op_timeout", "grad_for_scalar",
@@ -74,6 +100,8 @@ def key_of(cell: nn.Cell, columns: Sequence[Any]) -> str:
     walk.put(*(f"{name}={_setting(name)}" for name in _CONTEXT))
     walk.put(*(f"{column.dtype}{tuple(column.shape)}" for column in columns))
     try:
+        for each in (ms.Tensor, ms.Parameter, nn.Cell):
+            walk.add(each)
         walk.add(cell)
     except RecursionError:
         raise NoKey("the cell's objects are nested too deeply") from None
@@ -93,6 +121,36 @@ def _is_known(module: str | None) -> bool:
     name = (module or "").partition(".")[0]
     file = getattr(sys.modules.get(name), "__file__", None)  # None for a module that is part of the interpreter
     return name in _KNOWN and (file is None or file.startswith(_FOLDERS))
+
+
+def _is_known_function(value: types.FunctionType) -> bool:
+    return value.__code__.co_filename.startswith(_FOLDERS)
+
+
+def _functions_of(kind: type) -> dict[str, types.FunctionType]:
+    """Return the functions that are attributes of the class, also those of its properties."""
+    found = {}
+    for name, value in vars(kind).items():
+        parts = (value.fget, value.fset, value.fdel) if isinstance(value, property) else (value,)
+        for i, part in enumerate(parts):
+            function = getattr(part, "__func__", part)
+            if isinstance(function, types.FunctionType):
+                found[f"{name}.{i}"] = function
+    return found
+
+
+def _is_known_class(kind: type) -> bool:
+    """Return whether a known package defines the class."""
+    module = sys.modules.get(kind.__module__)
+    if not _is_known(kind.__module__) or module is None:
+        return False
+    if "<locals>" in kind.__qualname__:  # a function of the package has created the class
+        functions = [f for name, f in _functions_of(kind).items() if f.__qualname__.startswith(kind.__qualname__)]
+        return bool(functions) and all(map(_is_known_function, functions))
+    found: Any = module
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is kind or kind.__module__ == "mindspore._c_expression"
 
 
 @functools.cache
@@ -137,7 +195,7 @@ class _Walk:
         for base in _BASES:
             if isinstance(value, base):
                 self.put(base.__repr__(value))
-        if isinstance(value, (list, tuple, dict, set, frozenset, *_BASES, types.FunctionType)):
+        if isinstance(value, (*_CONTAINERS, *_BASES, types.FunctionType)):
             self._add_class(type(value))
             self._add_attributes(value)
 
@@ -166,9 +224,9 @@ class _Walk:
         elif isinstance(value, type):
             self._add_class(value)
         elif isinstance(value, types.ModuleType):
-            self.put(value.__name__)
             if not _is_known(value.__name__):
-                self.put(_file(str(getattr(value, "__file__", None))))
+                raise NoKey(f"the module {value.__name__} as a value")
+            self.put(value.__name__)
         elif isinstance(value, functools.partial):
             self._add_each((value.func, value.args, value.keywords))
         elif isinstance(value, types.MethodType):
@@ -180,8 +238,9 @@ class _Walk:
         elif isinstance(value, property):
             self._add_each((value.fget, value.fset, value.fdel))
         elif isinstance(value, _OF_THE_INTERPRETER):
-            self.put(value.__qualname__)
             owner = getattr(value, "__self__", None)  # of a bound method, its object
+            of = getattr(value, "__objclass__", owner)
+            self.put(getattr(of, "__name__", "") or "", getattr(value, "__module__", "") or "", value.__qualname__)
             if not isinstance(owner, (types.ModuleType, type)):
                 self.add(owner)
         else:
@@ -214,16 +273,25 @@ class _Walk:
     def _add_function(self, value: types.FunctionType) -> None:
         self.put(value.__module__ or "", value.__qualname__)
         cells = dict(zip(value.__code__.co_freevars, value.__closure__ or ()))
-        if _is_known(value.__module__):
+        known = _is_known_function(value)
+        if known:
+            if value.__name__ in _DIFFER:
+                raise NoKey(f"the function {value.__qualname__}")
             cells.pop("hash_obj", None)  # the time at which `mindspore.jit` was called
         self._add_each((value.__defaults__, value.__kwdefaults__))
         for name, cell in cells.items():
             self.put(name)
             with contextlib.suppress(ValueError):  # the variable has no value yet
                 self.add(cell.cell_contents)
-        if not _is_known(value.__module__):
-            self.put(_file(value.__code__.co_filename))
-            self._add_globals(value.__globals__, self._add_code(value.__code__))
+        if known:
+            self.put(value.__code__.co_filename, str(value.__code__.co_firstlineno))
+            return
+        self.put(_file(value.__code__.co_filename))
+        names = self._add_code(value.__code__)
+        unsafe = names & (_BY_TEXT | _OF_THE_PROCESS | (set() if value.__name__ == "__init__" else _DIFFER))
+        if unsafe:
+            raise NoKey(f"{value.__qualname__} names {min(unsafe)}")
+        self._add_globals(value.__globals__, names, set())
 
     def _add_code(self, code: types.CodeType) -> set[str]:
         """Add a function's code. Return the names that it and its inner functions use."""
@@ -238,24 +306,36 @@ class _Walk:
                 self.add(constant)
         return names
 
-    def _add_globals(self, scope: Mapping[str, Any], names: set[str]) -> None:
+    def _add_globals(self, scope: Mapping[str, Any], names: set[str], within: set[int]) -> None:
+        """Add the variables in `scope` with these names. `within`: the modules that contain the scope."""
         for name in sorted(names & scope.keys()):
             value = scope[name]
             self.put(name)
-            self.add(value)
-            if isinstance(value, types.ModuleType) and _is_known(value.__name__):
-                # The program may have replaced a function of the package.
-                own = {each: vars(value)[each] for each in names & vars(value).keys()}
-                self._add_items(
-                    {each: function for each, function in sorted(own.items()) if not _is_of_known(function)}
-                )
-            elif isinstance(value, types.ModuleType):
-                self._add_globals(vars(value), names - {name})
+            if not isinstance(value, types.ModuleType):
+                self.add(value)
+            elif not _is_known(value.__name__):
+                self.put(value.__name__, _file(str(getattr(value, "__file__", None))))
+                if id(value) not in within:
+                    self._add_globals(vars(value), names, within | {id(value)})
+            else:
+                self.put(value.__name__)
+                for each in sorted(names & vars(value).keys()):  # the program may have replaced a function
+                    function = vars(value)[each]
+                    if isinstance(function, types.FunctionType) and not _is_known_function(function):
+                        self.put(each)
+                        self.add(function)
 
     def _add_class(self, value: type) -> None:
         self.put(value.__module__, value.__qualname__)
-        if _is_known(value.__module__):
+        if _is_known_class(value):
+            for kind in value.__mro__:
+                for name, function in _functions_of(kind).items():
+                    if not _is_known_function(function) and _is_known_class(kind):  # the program has replaced a method
+                        self.put(name)
+                        self.add(function)
             return
+        if type(value) not in _METACLASSES and type(value).__name__ != "pybind11_type":
+            raise NoKey(f"the metaclass of {value.__qualname__}")
         self._add_each(value.__bases__)
         for name, attribute in vars(value).items():
             if name not in ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__"):
@@ -264,6 +344,19 @@ class _Walk:
 
     def _add_object(self, value: Any) -> None:
         kind = type(value)
+        if isinstance(value, logging.Logger):
+            return  # no graph depends on it
+        if isinstance(value, PurePath):
+            self.put(str(value))
+            return
+        for base in kind.__mro__:
+            package = base.__module__.partition(".")[0]
+            if base.__module__ in ("mindspore._c_expression", "pybind11_builtins"):
+                allowed = base.__name__ in _C_BASES
+            else:
+                allowed = base in _PYTHON_BASES or package in ("mindspore", "ms_kungfu") or not _is_known_class(base)
+            if not allowed:
+                raise NoKey(f"an object of the class {kind.__module__}.{kind.__qualname__}")
         self._add_class(kind)
         if isinstance(value, ms.ops.Primitive):
             self.put(value.name)
@@ -279,7 +372,8 @@ class _Walk:
                 self.put(name)
                 self.add(getattr(value, name))
         for name, attribute in getattr(value, "__dict__", {}).items():
-            if not (isinstance(value, nn.Cell) and name in _OF_THE_PROCESS):
+            of_process = isinstance(value, nn.Cell) and name in _OF_THE_PROCESS
+            if not of_process and not (isinstance(value, SumShards) and name == "dtypes"):
                 self.put(name)
                 self.add(attribute)
         self.put("end")
@@ -288,8 +382,8 @@ class _Walk:
 
 def _slots(kind: type) -> list[str]:
     names = vars(kind).get("__slots__", ())
-    return [name for name in ((names,) if isinstance(names, str) else names) if name not in ("__dict__", "__weakref__")]
-
-
-def _is_of_known(value: Any) -> bool:
-    return not isinstance(value, (types.FunctionType, type)) or _is_known(value.__module__)
+    found = [
+        name for name in ((names,) if isinstance(names, str) else names) if name not in ("__dict__", "__weakref__")
+    ]
+    private = f"_{kind.__name__.lstrip('_')}"  # Python renames private names
+    return [private + name if name.startswith("__") and not name.endswith("__") else name for name in found]

@@ -1,12 +1,12 @@
 """Share compiled graphs among a host's workers, so that a worker that joins later needn't compile them again.
 
 MindSpore's compile cache writes a graph when the compiler's front end has finished it, and reads it in another process.
-Reading takes a sixth of the time. But the cache identifies a graph only by its number: each process numbers its graphs
+Reading takes a fifth of the time. But the cache identifies a graph only by its number: each process numbers its graphs
 in the order of compilation. So it may read a graph for other shapes or of another program. This module switches the
 cache on for one compilation at a time, and lets it find only the graph whose key is equal (`graph_key`).
 
-1. During a compilation, the cache's folder contains no graph but the one with the key. Other threads don't compile
-   cells meanwhile. Therefore a cell never gets another cell's graph, even if MindSpore numbers graphs differently.
+1. During a compilation, the cache's folder contains no graph but the one with the key, and no other thread compiles a
+   cell or a jitted function. So nothing else gets this graph, even if MindSpore numbers graphs differently.
 2. All graphs are in the host's folder, in files that are named by key. A file gets this name when it is complete. The
    launcher's supervisor creates the folder, and removes it when the job ends on the host.
 3. If MindSpore can't read or write a graph, the worker compiles as it would without this module.
@@ -38,7 +38,6 @@ from mindspore._c_expression import ms_ctx_param
 
 from ms_kungfu import env, membership, runtime
 from ms_kungfu.errors import KungFuError
-from ms_kungfu.ops import graph_key
 from ms_kungfu.ops._executor import EXECUTOR
 
 _log = logging.getLogger(__name__)
@@ -54,17 +53,25 @@ class GraphStore:
     """The compiled graphs of a host's workers. `folder`: the host's folder."""
 
     def __init__(self, folder: Path) -> None:
+        from mindspore.graph import api  # older versions don't have this module
+
+        self._api: Any = api
         self._folder, self.process = folder, os.getpid()  # a child that the program forks doesn't use this object
         self._private = Path(tempfile.mkdtemp(prefix="worker-", dir=folder))  # MindSpore allows one folder per process
+        (self._private / "rank_0").mkdir()
         self._cache = self._private / "rank_0" / "graph_cache"
         self._next = 0  # MindSpore's number of the next graph
         library = Path(ms.__file__).with_name("lib") / "libmindspore_core.so"
         self._levels = (ctypes.c_int * (_PIPELINE + 1)).in_dll(ctypes.CDLL(str(library)), _LEVELS)
         EXECUTOR.compile = _alone(EXECUTOR.compile)
+        api._JitExecutor.compile = _alone(api._JitExecutor.compile)
+        os.register_at_fork(after_in_child=_renew_lock)
 
     def compile(self, cell: Any, columns: Sequence[Any], may_share: Callable[[], bool]) -> bool:
         """Compile `cell` for inputs like `columns`, or read its graph. Return whether the graph was read."""
         if runtime.current_rank() != 0 or membership.is_joining():
+            from ms_kungfu.ops import graph_key  # for the same reason
+
             try:
                 key = graph_key.key_of(cell, columns)
                 with _one_at_a_time:
@@ -77,7 +84,8 @@ class GraphStore:
         return False
 
     def _read_or_write(self, path: Path, cell: Any, columns: Sequence[Any], may_share: Callable[[], bool]) -> bool:
-        self._cache.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self._cache, ignore_errors=True)
+        self._cache.mkdir()  # fails if an earlier graph is left, or if the host's folder has been removed
         graph = self._cache / f"compile_cache_{self._next}.mindir"
         try:
             reads = path.exists()
@@ -99,7 +107,8 @@ class GraphStore:
                 return True
             written = [each.name for each in self._cache.glob("*.mindir")]
             if not reads and is_bound and written == [graph.name] and may_share():
-                (self._cache / _HASH).replace(self._folder / _HASH)
+                if (self._cache / _HASH).exists():  # MindSpore writes it with the process's first graph
+                    (self._cache / _HASH).replace(self._folder / _HASH)
                 graph.replace(path)
                 _log.debug("graph written: cell=%s key=%s", type(cell).__name__, path.name)
             return False
@@ -109,20 +118,18 @@ class GraphStore:
     @contextlib.contextmanager
     def _switched_on(self) -> Iterator[None]:
         """Switch MindSpore's compile cache on."""
-        from mindspore.graph import api
-
         stock: Any = context._context()
-        set_param, level, files = type(stock).set_param, self._levels[_PIPELINE], api._get_compile_cache_dep_files
+        set_param, level, files = type(stock).set_param, self._levels[_PIPELINE], self._api._get_compile_cache_dep_files
         set_param(stock, ms_ctx_param.compile_cache_path, str(self._private))
         set_param(stock, ms_ctx_param.enable_compile_cache, 1)
         stock.enable_compile_cache = True
-        api._get_compile_cache_dep_files = lambda: _DEPENDENCIES
+        self._api._get_compile_cache_dep_files = lambda: _DEPENDENCIES
         self._levels[_PIPELINE] = max(level, _ERROR)
         try:
             yield
         finally:
             self._levels[_PIPELINE] = level
-            api._get_compile_cache_dep_files = files
+            self._api._get_compile_cache_dep_files = files
             stock.enable_compile_cache = False
             set_param(stock, ms_ctx_param.enable_compile_cache, 0)
             EXECUTOR._graph_executor.set_compile_cache_dep_files([])
@@ -137,6 +144,12 @@ def _is_bound(cell: Any, phases: set[str]) -> bool:
     own = {parameter.name: parameter.data_ptr() for parameter in cell.get_parameters()}
     used = [params for phase in phases for params in EXECUTOR._graph_executor.get_params(phase).items()]
     return bool(phases) and all(tensor.data_ptr() == own.get(name) for name, tensor in used)
+
+
+def _renew_lock() -> None:
+    """Replace the lock in a child process, because a thread of the parent may hold it."""
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
 
 
 def _alone(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import datetime
 import importlib.util
 import os
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Callable
@@ -178,6 +181,59 @@ def test_key_depends_on_the_text_of_the_program(program: Program) -> None:
     assert len({before, changed, program.key()}) == 3
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kf.current_cluster_size()", "float(os.environ['SCALE'])", "getattr({helper}, 'OFFSET')", "time.time()",
+        "self._id",
+    ],
+)  # fmt: skip
+def test_program_that_names_what_may_differ_has_no_key(program: Program, text: str) -> None:
+    program.source = "import os, time\nimport ms_kungfu as kf\n" + program.source.replace("SCALE +", f"{text} +")
+    with pytest.raises(graph_key.NoKey):
+        program.key()
+
+
+def replaced_method_of_a_known_class(net: Any, main: ModuleType, helper: ModuleType) -> None:
+    def construct(self, x):  # type: ignore[no-untyped-def]
+        return x
+
+    net.activation = nn.ReLU()
+    nn.ReLU.construct = construct
+
+
+def test_key_depends_on_replaced_methods(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    program.change = lambda net, main, helper: setattr(net, "activation", nn.ReLU())
+    before = program.key()
+    monkeypatch.setattr(nn.ReLU, "construct", nn.ReLU.construct)  # restores it
+    program.change = replaced_method_of_a_known_class
+    assert program.key() != before
+
+
+def test_key_depends_on_classes_that_are_made_by_a_call(program: Program) -> None:
+    keys = set()
+    for slope in (1, 2):
+        made = types.new_class("Made", (nn.Cell,), {}, lambda scope, slope=slope: scope.update(slope=slope))
+        program.change = lambda net, main, helper, made=made: setattr(net, "made", made())
+        keys.add(program.key())
+    assert len(keys) == 2
+
+
+def test_key_depends_on_private_slots(program: Program) -> None:
+    program.source = program.source.replace('"rate"', '"__rate"').replace("self.rate", "self.__rate")
+    before = program.key()
+    program.change = lambda net, main, helper: setattr(net.slotted, "_Slotted__rate", 5)
+    assert program.key() != before
+
+
+def test_value_in_a_module_with_the_same_name_is_covered(program: Program) -> None:
+    program.source = program.source.replace("{helper}.OFFSET", "{helper}.{helper}")
+    program.change = lambda net, main, helper: setattr(helper, "graph_key_helper", 1.0)
+    before = program.key()
+    program.change = lambda net, main, helper: setattr(helper, "graph_key_helper", 2.0)
+    assert program.key() != before
+
+
 @pytest.mark.parametrize("column", [np.ones((6, 4), np.float32), np.ones((5, 4), np.float16)])
 def test_key_depends_on_shapes_and_dtypes(program: Program, column: Any) -> None:
     before = program.key()
@@ -197,7 +253,17 @@ def test_key_depends_on_the_settings_of_mindspore(program: Program, monkeypatch:
     assert program.key() != before
 
 
-@pytest.mark.parametrize("attribute", [threading.Lock(), iter([1]), {object()}, np.array([object()])])
+class Late(collections.deque):  # type: ignore[type-arg]
+    pass
+
+
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        threading.Lock(), iter([1]), {object()}, np.array([object()]), Late([1]), datetime.timedelta(1),
+        ModuleType("own"), np.random.default_rng(1), ms.CSRTensor(ms.Tensor([0, 1]), ms.Tensor([0]), ms.Tensor([1.0]), (1, 1)),
+    ],
+)  # fmt: skip
 def test_unreadable_object_means_no_key(attribute: Any) -> None:
     cell = nn.Cell()
     cell.other = attribute
