@@ -82,7 +82,9 @@ class Primitive(PrimitiveWithInfer):
         self.add_prim_attr("side_effect_io", True)
 
     def set_prim_instance_name(self, instance_name: str) -> Any:
-        """Set the name of the cell attribute that holds this primitive. MindSpore calls this method.
+        """Set the name of the cell attribute that holds this primitive.
+
+        MindSpore calls this method.
 
         Args:
             instance_name: the attribute's name.

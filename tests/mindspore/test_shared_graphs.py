@@ -261,7 +261,8 @@ class Late(collections.deque):  # type: ignore[type-arg]
     "attribute",
     [
         threading.Lock(), iter([1]), {object()}, np.array([object()]), Late([1]), datetime.timedelta(1),
-        ModuleType("own"), np.random.default_rng(1), ms.CSRTensor(ms.Tensor([0, 1]), ms.Tensor([0]), ms.Tensor([1.0]), (1, 1)),
+        ModuleType("own"), np.random.default_rng(1),
+        ms.CSRTensor(ms.Tensor([0, 1]), ms.Tensor([0]), ms.Tensor([1.0]), (1, 1)),
     ],
 )  # fmt: skip
 def test_unreadable_object_means_no_key(attribute: Any) -> None:
