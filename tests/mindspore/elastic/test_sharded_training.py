@@ -73,7 +73,7 @@ def test_every_history_of_the_cluster_has_the_bits_of_one_worker(run_elastic, al
 def test_joining_workers_read_the_graph_of_another_worker(run_elastic, monkeypatch):
     monkeypatch.setenv("KUNGFU_LOG_LEVEL", "DEBUG")
     seen = run_elastic(PROGRAM, "graph", "plain", "8", "2:3,4:4", "2", np=2)
-    assert seen.output.count("graph read: ") == 2
+    assert seen.output.count("graph read: ") >= 2
     monkeypatch.setenv("KUNGFU_PRELOAD", "0")
     other = run_elastic(PROGRAM, "graph", "plain", "8", "2:3,4:4", "2", np=2)
     assert "graph read: " not in other.output
