@@ -9,8 +9,8 @@ would compile equal graphs. What this module can't read has no key, and then the
    Functions that the program has put into their classes and modules are covered.
 3. Of a Parameter, the key covers what the compiler uses. It doesn't cover the values, which are inputs of the graph.
 4. If a function of the program names what may differ between workers (`_DIFFER`: rank, environment, time, random
-   numbers, files) or reaches variables by text (`_BY_TEXT`), there is no key. ``__init__`` may name them, because the
-   key covers the attributes that it sets.
+   numbers, files) or what reaches variables by text (`_BY_TEXT`), there is no key. Only ``__init__`` may name these,
+   because the key covers the attributes that it sets.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import abc
 import argparse
 import collections
 import contextlib
+import dataclasses
 import enum
 import functools
 import hashlib
@@ -45,24 +46,28 @@ from ms_kungfu.ops._shards import SumShards
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, type(Ellipsis), type(NotImplemented))
 _KNOWN = {"mindspore", "numpy", "ms_kungfu", *sys.stdlib_module_names} - {"__main__"}
-_FOLDERS = tuple(
-    str(Path(path)) + os.sep
-    for path in (
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")),
-        *(str(Path(str(module.__file__)).parent) for module in (ms, np, ms_kungfu)),
-    )
-)
+
+
+def _folders(*paths: str | Path | None) -> tuple[str, ...]:
+    found = [Path(path) for path in paths if path is not None]
+    return tuple(str(path) + os.sep for each in found for path in (each, each.resolve()))
+
+
+_STANDARD = _folders(sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+_PACKAGES = _folders(*(Path(str(module.__file__)).parent for module in (ms, np, ms_kungfu)))
 _BASES = (int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 # Classes outside the program from which the class of an object may be derived.
 _PYTHON_BASES = {
     object, abc.ABC, argparse.Namespace, collections.OrderedDict, enum.Enum, enum.IntEnum, types.SimpleNamespace,
-    typing.Generic, typing.Protocol, inspect.Signature, inspect.Parameter, *_BASES, *_CONTAINERS,
+    typing.Generic, typing.Protocol, inspect.Signature, inspect.Parameter, dataclasses.Field, type(dataclasses.MISSING),
+    type(dataclasses._FIELD), dataclasses._DataclassParams, *_BASES, *_CONTAINERS,  # type: ignore[attr-defined]
 }  # fmt: skip
 _C_BASES = {
     "Cell_", "Primitive_", "PrimitiveFunction_", "MultitypeFuncGraph_", "HyperMap_", "HyperMapPy_", "Map_", "MapPy_",
     "GradOperation_", "MetaFuncGraph_", "pybind11_object",
 }  # fmt: skip
+_HEAP_TYPE, _WORD = 1 << 9, 8  # Py_TPFLAGS_HEAPTYPE, and the size of a pointer
 _METACLASSES = {type, abc.ABCMeta, enum.EnumMeta, type(typing.Protocol)}
 _OF_THE_INTERPRETER = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
@@ -116,15 +121,26 @@ def _setting(name: str) -> Any:
 
 
 @functools.cache
+def _is_known_file(name: str) -> bool:
+    """Return whether a file belongs to a package that the key covers by its version only."""
+    is_standard = name.startswith(_STANDARD) and not {"site-packages", "dist-packages"} & set(Path(name).parts)
+    return is_standard or name.startswith(_PACKAGES)
+
+
+@functools.cache
 def _is_known(module: str | None) -> bool:
-    """Return whether the module belongs to a package that the key covers by its version only."""
+    """Return whether a module belongs to such a package."""
     name = (module or "").partition(".")[0]
     file = getattr(sys.modules.get(name), "__file__", None)  # None for a module that is part of the interpreter
-    return name in _KNOWN and (file is None or file.startswith(_FOLDERS))
+    return name in _KNOWN and (file is None or _is_known_file(file))
 
 
 def _is_known_function(value: types.FunctionType) -> bool:
-    return value.__code__.co_filename.startswith(_FOLDERS)
+    """Return whether the code of the function belongs to such a package."""
+    file = value.__code__.co_filename
+    if file.startswith("<"):  # a module that is part of the interpreter, or code that a package has generated
+        return _is_known(value.__globals__.get("__name__"))
+    return _is_known_file(file)
 
 
 def _functions_of(kind: type) -> dict[str, types.FunctionType]:
@@ -210,7 +226,7 @@ class _Walk:
             self.put(str(value))
         elif isinstance(value, enum.Enum):
             self.put(value.name)
-            self.add(value.value)
+            self._add_each((value.value, type(value)))
         elif _is_known(type(value).__module__) and hasattr(type(value), "__members__"):  # an enum of C++
             self.put(str(value))
         elif isinstance(value, (list, tuple)):
@@ -286,10 +302,11 @@ class _Walk:
         if known:
             self.put(value.__code__.co_filename, str(value.__code__.co_firstlineno))
             return
-        self.put(_file(value.__code__.co_filename))
+        if not value.__code__.co_filename.startswith("<"):  # the compiler can't read the text of generated code
+            self.put(_file(value.__code__.co_filename))
         names = self._add_code(value.__code__)
-        unsafe = names & (_BY_TEXT | _OF_THE_PROCESS | (set() if value.__name__ == "__init__" else _DIFFER))
-        if unsafe:
+        unsafe = names & (_BY_TEXT | _OF_THE_PROCESS | _DIFFER)
+        if unsafe and value.__name__ != "__init__":
             raise NoKey(f"{value.__qualname__} names {min(unsafe)}")
         self._add_globals(value.__globals__, names, set())
 
@@ -354,7 +371,8 @@ class _Walk:
             if base.__module__ in ("mindspore._c_expression", "pybind11_builtins"):
                 allowed = base.__name__ in _C_BASES
             else:
-                allowed = base in _PYTHON_BASES or package in ("mindspore", "ms_kungfu") or not _is_known_class(base)
+                allowed = base in _PYTHON_BASES or package in ("mindspore", "ms_kungfu")
+                allowed = allowed or (not _is_known_class(base) and _is_python_class(base))
             if not allowed:
                 raise NoKey(f"an object of the class {kind.__module__}.{kind.__qualname__}")
         self._add_class(kind)
@@ -378,6 +396,13 @@ class _Walk:
                 self.add(attribute)
         self.put("end")
         return bool(slots) or hasattr(value, "__dict__")
+
+
+def _is_python_class(kind: type) -> bool:
+    """Return whether objects of the class have no state outside of attributes and slots, besides that of its bases."""
+    attributes = 2 * _WORD  # __dict__ and __weakref__
+    room = 0 if kind.__base__ is None else kind.__base__.__basicsize__ + attributes + _WORD * len(_slots(kind))
+    return bool(kind.__flags__ & _HEAP_TYPE) and kind.__basicsize__ <= room
 
 
 def _slots(kind: type) -> list[str]:

@@ -23,6 +23,7 @@ from ms_kungfu.ops import graph_key
 
 PROGRAM = Path(__file__).with_name("programs") / "shared_graph.py"
 SOURCE = """
+import dataclasses
 import mindspore as ms
 from mindspore import nn, ops
 import {helper}
@@ -41,6 +42,10 @@ class Slotted:
 class Name(str):
     pass
 
+@dataclasses.dataclass
+class Settings:
+    width: int = 3
+
 def outer(bias):
     def inner(x):
         return x + bias
@@ -57,6 +62,7 @@ class Net(nn.Cell):
         self.options = Options()
         self.slotted = Slotted(1)
         self.name_of_it = Name("a")
+        self.settings = Settings()
         self.names = {{"first": [1, 2]}}
 
     def construct(self, x):
@@ -134,6 +140,10 @@ def other_slot(net: Any, main: ModuleType, helper: ModuleType) -> None:
     net.slotted.rate = 2
 
 
+def other_value_in_a_dataclass(net: Any, main: ModuleType, helper: ModuleType) -> None:
+    net.settings.width = 4
+
+
 def other_text_of_a_derived_class(net: Any, main: ModuleType, helper: ModuleType) -> None:
     net.name_of_it = main.Name("b")
 
@@ -164,6 +174,7 @@ def other_precision(net: Any, main: ModuleType, helper: ModuleType) -> None:
     [
         other_attribute, other_tensor, other_closure, other_global, other_value_in_another_module,
         other_class_attribute, other_attribute_of_the_cell_class, other_slot, other_text_of_a_derived_class,
+        other_value_in_a_dataclass,
         other_function_in_a_known_package, frozen_parameter, fused_parameter, other_mode, other_precision,
     ],
 )  # fmt: skip
@@ -270,6 +281,14 @@ def test_unreadable_object_means_no_key(attribute: Any) -> None:
     cell.other = attribute
     with pytest.raises(graph_key.NoKey):
         graph_key.key_of(cell, [])
+
+
+def test_installed_packages_are_read(tmp_path: Path) -> None:
+    standard = Path(threading.__file__)
+    assert graph_key._is_known_file(str(standard))
+    assert not graph_key._is_known_file(str(standard.parent / "site-packages" / "package" / "part.py"))
+    assert not graph_key._is_known_file(str(tmp_path / "threading.py"))
+    assert graph_key._is_known_file(str(ms.__file__))
 
 
 def test_module_with_the_name_of_a_standard_module_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,7 @@ _EVENTS: Reads[m.Started | m.Exited] = Reads(Union[m.Started, m.Exited])
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGKILL)
 _TRACKERS_S = 2.0
 _GROUP_S = 0.5
+_GRAPHS = "kungfu-graphs-"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -435,11 +436,19 @@ def _preparation(cores: list[int]) -> Callable[[], None]:
 
 
 def _make_folder() -> str | None:
-    """Create the folder in which workers share compiled graphs."""
+    """Create the folder in which workers share compiled graphs. Remove the folders of supervisors that were killed.
+
+    If a container shares /tmp, its supervisors look as if they had ended. Then their workers compile for themselves.
+    """
     os.environ.pop(env.GRAPHS.name, None)
-    if env.PRELOAD.get():
-        with contextlib.suppress(OSError):
-            os.environ[env.GRAPHS.name] = tempfile.mkdtemp(prefix="kungfu-graphs-")
+    if not env.PRELOAD.get():
+        return None
+    with contextlib.suppress(OSError):
+        for left in Path(tempfile.gettempdir()).glob(f"{_GRAPHS}*-*"):
+            owner = left.name[len(_GRAPHS) :].partition("-")[0]
+            if owner.isdecimal() and left.stat().st_uid == os.geteuid() and not Path("/proc", owner).exists():
+                shutil.rmtree(left, ignore_errors=True)
+        os.environ[env.GRAPHS.name] = tempfile.mkdtemp(prefix=f"{_GRAPHS}{os.getpid()}-")
     return env.GRAPHS.get()
 
 
