@@ -23,12 +23,10 @@ using KernelTensors = std::vector<KernelTensor*>;
 // lose the message.
 void Check(kf_status status);
 
-// Returns the number of elements of a tensor.
 uint64_t Count(const std::vector<int64_t>& shape);
 
 kf_op ReduceOpOf(const PrimitivePtr& primitive);
 
-// Returns the current number of ranks.
 uint32_t ClusterSize();
 
 // The tensors that one operation of the runtime sends.

@@ -136,7 +136,7 @@ class KungFuElasticCallback(Callback):
             self._others.unhook()
 
     def on_train_begin(self, run_context: Any) -> None:
-        """Join the job, receive the training state on a joining worker, and start training.
+        """Join the job, receive the state of a running job, and start training.
 
         Args:
             run_context: the context that MindSpore passes.

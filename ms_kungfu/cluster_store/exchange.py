@@ -29,8 +29,8 @@ def speaks_tls(error: Exception) -> bool | None:
     """
     if not isinstance(error, ssl.SSLError):
         return None
-    # After any other error, the server has closed the connection, or its answer isn't a TLS record. A server whose TLS
-    # version is too old usually sends an alert.
+    # A server that sends a certificate or an alert uses TLS. A server whose TLS version is too old usually sends an
+    # alert. Other errors mean that the server closed the connection or its answer wasn't a TLS record.
     return isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in (error.reason or "")
 
 

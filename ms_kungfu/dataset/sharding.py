@@ -158,7 +158,7 @@ def count(ranges: Iterable[Range]) -> int:
 
 
 def part(ranges: Iterable[Range], first: int, last: int) -> tuple[Range, ...]:
-    """Return the positions with the indices `first` to `last` - 1 among the positions in `ranges`, as ranges."""
+    """Return the slice [first:last] of the list of all positions in `ranges`, as ranges."""
     found = []
     for begin, end in ranges:
         low, high = max(begin, begin + first), min(end, begin + last)

@@ -285,7 +285,7 @@ class Shares:
         }  # fmt: skip
 
     def _end_epoch(self) -> bool:
-        """Begin the next pass after the present pass was trained or skipped. Return whether the epoch is over."""
+        """Begin the next pass after the current pass has ended. Return whether the epoch is over."""
         if self._recording.ledger is not None:
             dealt = self._dealing.present()
             self._recording.ledger.end(self._cursor, dealt.rank, self._ledger_common(dealt))
@@ -301,14 +301,14 @@ class Shares:
         self._dealing.changes += 1
 
     def same_at_all(self) -> dict[str, Any]:
-        """Return, by argument name, the settings that must be equal on all workers when a job begins, as JSON."""
+        """Return argument name -> JSON value for the settings that must be equal on all workers when a job begins."""
         return {
             "samples": self._total, **self._batch.named(), "seed": self._seed, **self._order.named(),
             "drop_remainder": self._cursor.drop_remainder, "passes": self._passes,
         }  # fmt: skip
 
     def state(self) -> dict[str, Any]:
-        """Return, as JSON, the state that another worker needs to continue from the present position."""
+        """Return the state, as JSON, that another worker needs to continue from the current position."""
         batch = [self._batch.per_worker, self._batch.of_all]
         more: dict[str, Any] = {"steps_before": self._steps_before} if self._passes > 1 else {}
         if self.contents is not None:

@@ -1,4 +1,4 @@
-"""The samples of an `ElasticDataset`: MindSpore pipelines over any subset of the samples."""
+"""Build MindSpore pipelines over any subset of an `ElasticDataset`'s samples."""
 
 from __future__ import annotations
 

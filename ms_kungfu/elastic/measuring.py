@@ -74,7 +74,7 @@ class Measuring:
             self.policies.on_resized(size, self._training.dataset)
 
     def took(self, seconds: float) -> None:
-        """Report for how many seconds the last change of the cluster has delayed training."""
+        """Report how long the last change of the cluster has delayed training."""
         if self.policies is not None:
             self.policies.took(seconds)
         if self.monitor is not None:

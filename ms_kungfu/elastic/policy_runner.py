@@ -104,7 +104,7 @@ class PolicyRunner:
             dataset.set_batch_size(global_batch_size=unit * count, shards=None if dataset.shards is None else count)
 
     def took(self, seconds: float) -> None:
-        """Record for how many seconds the last change of the cluster delayed training."""
+        """Record how long the last change of the cluster delayed training."""
         self._steps_at_size = 0
         self._resize_time = seconds
 

@@ -42,10 +42,10 @@ _log = logging.getLogger(__name__)
 MAX_STRANGERS_BYTES = 4 * 1024
 _MAX_BYTES = 8 * 1024 * 1024  # large enough for an environment and a cluster of thousands of workers
 _MAX_QUEUED_BYTES = 4 * _MAX_BYTES
-# Time limit for an answer from the other host's kernel, which answers even if all processes of the host are stopped.
+# Time limit for an answer from the other host's kernel; a kernel answers even if all its processes are stopped.
 _SILENT_S = 10
 TCP_RTO_MAX_MS = 44  # a Linux option that the `socket` module doesn't define
-_HEAR_OUT_S = 1.0  # time for the other end to read why it was rejected
+_HEAR_OUT_S = 1.0  # time for a rejected client to read the reason
 _PIECE_BYTES = 1 << 16
 _TLS, _CLEAR = 22, 0  # the first byte of a connection
 _SET_IT = "set KUNGFU_TLS_CERT, KUNGFU_TLS_KEY and KUNGFU_TLS_CA on all hosts, or on none"

@@ -56,7 +56,7 @@ def _resized(cluster: Cluster, size: int, given: range | None) -> Cluster | str:
     if cluster.size == size:
         return f"nothing to do: cluster version {cluster.version} has {counted(size, 'worker')} already"
     first = min(worker.port for worker in cluster.workers)
-    if first in WORKER_PORTS:  # a lower port may be free, for example the port of rank 0 with --msrun
+    if first in WORKER_PORTS:  # a port below `first` may be free, for example that of rank 0 with --msrun
         first = WORKER_PORTS[0]
     return cluster.resized(size, given or range(first, min(first + 1000, 65535) + 1))
 

@@ -29,7 +29,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _MAX_TOLD = 256  # the maximum number of addresses for which rejected connections are logged
 _CALL_RETRY_S = 0.2
-# If no packet is answered within this time, the call fails. The kernel sends the first packet 3 times in this time.
+# A call without any answer fails after this time. The kernel sends the first packet 3 times in this time.
 _CONNECT_S = 5.0
 _SOMEBODY = "another listener"  # a program that isn't a launcher
 

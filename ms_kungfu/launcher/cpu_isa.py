@@ -47,7 +47,7 @@ class NotMeasuredError(Exception):
 class Times(Struct, frozen=True):
     """The time of a small convolution in milliseconds.
 
-    `wide`: with all vector instructions of the processor. `narrow`: with at most the instructions in `NARROW`.
+    `wide`: with all vector instructions of the processor. `narrow`: with none wider than `NARROW`.
     """
 
     wide: float

@@ -33,8 +33,7 @@ from ms_kungfu.launcher.state.hosts import Host, parse_hosts, read_hostfile
 from ms_kungfu.launcher.state.policy import EXIT_TIMEOUT
 
 PROGRAM = "kungfu-distribute"
-# ssh must not ask questions, because no user can answer them. With these options, ssh notices a failed host within 15
-# s.
+# No user can answer ssh's questions, so ssh must not ask any. ssh notices a failed host within 15 s.
 _SSH = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
 _SSH += ["-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"]
 _SSH_FAILED = 255
@@ -144,7 +143,7 @@ def script_for(command: Sequence[str], folder: str, hosts: Sequence[Host] = ()) 
 
     The script reads the secret from standard input, because every user of a machine can read a command line.
     """
-    # Find programs in this program's Python environment, which an ssh login doesn't activate.
+    # An ssh login doesn't activate this program's Python environment.
     here = str(Path(sys.executable).parent)
     each = shlex.quote(",".join(f"{host.name}:{host.slots}" for host in hosts))
     exports = [f"export {env.DISTRIBUTE_HOSTS.name}={each}"] if len(hosts) > 1 else []

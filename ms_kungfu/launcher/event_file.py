@@ -131,7 +131,7 @@ class EventFile:
         if not was_over:
             self._give_up(error.strerror or str(error))
         with self._news:
-            self._forget()  # after the warning is logged, because this lets `close` return
+            self._forget()  # last, because `_forget` lets `close` return
 
     def _open(self) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)

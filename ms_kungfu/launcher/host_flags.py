@@ -28,7 +28,7 @@ _SECRET_DIGITS = 32  # 128 bits can't be guessed over a network
 _HOW_HOSTS_MEET = "hosts find each other by -port and the same -H on each host; with -w also by -config-server URL"
 NO_TORCHRUN_FLAGS = {
     **{f"rdzv{dash}{what}": _HOW_HOSTS_MEET for what in ("backend", "endpoint", "id", "conf") for dash in "-_"},
-    **{f"master-{what}": _HOW_HOSTS_MEET for what in ("addr", "port")},  # with "_" they are also msrun flags
+    **{f"master-{what}": _HOW_HOSTS_MEET for what in ("addr", "port")},  # msrun has these flags with "_"
     **{f"node{dash}rank": "hosts are ordered as in -H; -self or -nic says which of them is this host" for dash in "-_"},
 }
 _NO_RESTARTS = (

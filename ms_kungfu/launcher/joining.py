@@ -56,7 +56,7 @@ from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
 _ANSWER_S = 10.0  # time limit for an answer; a running job answers at once
-# These apply if the controller can move to another host.
+# The next three limits apply if the controller can move to another host.
 _LEADER_S = 30.0  # time limit for another leader to take over
 _CALL_S = 2.0  # time limit for each call
 _LOOK_S = 1.0  # time between two reads of the lease
@@ -174,7 +174,7 @@ async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) ->
                 f"{_LEADER_S:g} s; join again when it has left"
             )
         except RefusedError as error:
-            # A new leader may not know yet that it leads, and answer that it doesn't control the job. So try again.
+            # A new leader that doesn't know yet that it leads answers that it doesn't control the job. So try again.
             is_certain = not isinstance(error, _NoLeaderError) and not vacant and before in ("", holder)
             if not moves or is_certain:
                 raise

@@ -98,7 +98,7 @@ def preloading_of(command: Sequence[str], environ: Mapping[str, str]) -> Preload
         if is_module and (path.with_suffix("").is_dir() or (package and not source.is_harmless(package))):
             return None
         return Preloading((command[0], *flags), is_module, tuple(words), folder)
-    except (OSError, SyntaxError, ValueError):  # the interpreter will report it
+    except (OSError, SyntaxError, ValueError):  # Python reports this error
         return None
 
 

@@ -99,8 +99,8 @@ class _Training:
 
     def begin_pass(self) -> None:
         self._passes += 1
-        # Operations in the queue belong to the previous pass. This worker may not have taken part in that pass, so
-        # they must end before `world.takes_part` changes.
+        # Queued operations belong to the previous pass, in which this worker may not have taken part. They must end
+        # before `world.takes_part` changes.
         wait_for_queue()
         if self._passes == 1:
             self._elastic.begin()
@@ -127,7 +127,7 @@ class _Training:
         """
         updates = cells.updates() - self._updates
         self._is_broken_off = True
-        # The last batch counts as untrained if it has caused no update, and all earlier batches of the pass have caused
+        # The last batch counts as untrained if it has caused no update and each earlier batch of the pass has caused
         # the same number of updates.
         if self._batches > 1 and updates % self._batches and updates % (self._batches - 1) == 0:
             self.taken = False

@@ -170,8 +170,8 @@ class Collective(Primitive):
 class SizedCollective(Collective):
     """A collective whose output's shape depends on the size of the cluster.
 
-    A tuple of tensors is split over several operations of limited size. The limit is MindSpore's
-    ``comm_fusion`` limit for the collective `kind` when the primitive is created.
+    A tuple of tensors is split over several operations of limited size. The primitive reads the
+    limit from MindSpore's ``comm_fusion`` entry for the collective `kind` when it is created.
     """
 
     def __init__(self, kernel: str, name: str | None, kind: str, **attributes: Any) -> None:

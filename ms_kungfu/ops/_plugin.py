@@ -86,7 +86,9 @@ def _load(device: str) -> ctypes.CDLL:
 
 
 def load() -> ctypes.CDLL:
-    """Load the kernels for MindSpore's device_target, if they aren't loaded. The library also has the runtime's C ABI.
+    """Load the library with the kernels for MindSpore's device_target, if it isn't loaded.
+
+    The library also exports the C functions of ms_kungfu's runtime.
 
     Raises ImportError if the kernels are missing, if they were built for another MindSpore version, or if a vendor's
     library is missing. Raises ValueError if ms_kungfu has no kernels for the device.

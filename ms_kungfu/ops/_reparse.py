@@ -51,7 +51,7 @@ def mend(cls: type) -> None:
 
 
 class Mended:
-    """A base class that repairs each of its subclasses."""
+    """A base class that calls `mend` for each of its subclasses."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

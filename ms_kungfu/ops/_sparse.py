@@ -72,5 +72,5 @@ class SparseReduction(nn.Cell):
         return self.map(_dense, gradients)
 
     def sparse(self, gradients, reduced):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        """Return each reduced gradient in its original form, which is a tensor or rows."""
+        """Return each reduced gradient with its gradient's original type, Tensor or RowTensor."""
         return self.map(_sparse, gradients, reduced)

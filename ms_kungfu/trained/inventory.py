@@ -209,7 +209,7 @@ def check_sharded(trained: Iterable[Any]) -> None:
             )
 
 
-# Moving statistics that the ShardedSteps of this process keep equal on all workers, by ID.
+# id -> moving statistic (of BatchNorm, for example) that a ShardedStep keeps equal on all workers
 statistics_of_shards: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 # The modules of mindspore.nn and mindspore.mint.nn that define cells with moving statistics.

@@ -94,8 +94,8 @@ class Communicator {
   // Runs an all-reduce whose inputs depend on its generation. It starts in `from_generation`, which
   // must be the same on all ranks, and may end in a later generation. Returns none if this rank
   // isn't ready to contribute in the generation that the operation has reached. The other ranks
-  // then wait in that generation. When this rank is ready, it calls again with the generation that
-  // was passed to the last call of In().
+  // then wait in that generation. When this rank is ready, it must call RunRenewable again, with
+  // the generation that In() received last.
   virtual std::optional<uint32_t> RunRenewable(Renewable& operation, uint32_t from_generation) = 0;
 
   // Sets the ranks that have the same data. The setting holds until the next call. A broadcast

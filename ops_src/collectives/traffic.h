@@ -18,7 +18,7 @@ namespace kungfu {
 struct TrafficTotals {
   uint64_t operations = 0;
   uint64_t brought_bytes = 0;
-  double busy_s = 0;                // time that any threads spent in collectives: moving data, and waiting for other
+  double busy_s = 0;                // time that threads spent in collectives: moving data, and waiting for other
                                     // ranks
   double exposed_s = 0;             // the part of `busy_s` during which the program waited; the rest ran in the
                                     // background

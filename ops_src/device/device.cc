@@ -204,8 +204,8 @@ void Device::End(const JobPtr& job, const Error* error, uint32_t members) {
   ended_.notify_all();
 }
 
-// Called if no operation is ready on all ranks. Waits until this rank has more operations, for at
-// most 1 ms, because meanwhile another rank may add an operation.
+// Called if no operation is ready on all ranks. Waits at most 1 ms until this rank has more
+// operations. By then, another rank may have added one.
 void Device::AwaitMore() {
   std::unique_lock<std::mutex> lock(mutex_);
   const size_t before = queue_.size();

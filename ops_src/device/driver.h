@@ -68,7 +68,8 @@ class DeviceCommunicator {
   // caller calls this function repeatedly, and no other function until it returns true. Never
   // blocks for long. Throws Error.
   virtual bool Ready() = 0;
-  // Begins to enqueue one operation. `Engine::Supports` must be true for it. Never blocks for long.
+  // Begins to enqueue one operation. `Engine::Supports` must be true for this operation. Never
+  // blocks for long.
   virtual void Launch(const Operation& operation, Stream stream) = 0;
   // Throws Error if the library has detected a failure.
   virtual void CheckHealth() = 0;
@@ -81,8 +82,8 @@ class Engine {
   virtual bool Supports(const Operation& operation) const = 0;
   virtual size_t IdBytes() const = 0;
   virtual std::string NewId() = 0;
-  // Begins to start a device communicator. All other ranks call it with the same id. Never blocks
-  // for long.
+  // Begins to start a device communicator. All ranks call this function with the same id. Never
+  // blocks for long.
   virtual std::unique_ptr<DeviceCommunicator> Begin(const std::string& id, uint32_t rank, uint32_t size) = 0;
 };
 

@@ -366,7 +366,6 @@ bool Session::RunByEngine(const std::vector<JobPtr>& jobs) {
   return true;
 }
 
-// Aborts all work of the device communicator, so that nothing writes to the tensors any more.
 void Session::GiveUp(const std::vector<JobPtr>& jobs) {
   if (vendors_ == nullptr || tools_.stream == nullptr) return;
   vendors_.reset();

@@ -51,9 +51,9 @@ class GradientNorms : public Observer {
   Norms sums_;        // guarded by mutex_
 };
 
-// Returns the sum of the squares of `count` elements. It adds within blocks in float32, with
-// several independent sums, and adds up the blocks in float64. The relative error is below 1e-6.
-// Equal elements give bitwise equal results.
+// Returns the sum of the squares of `count` elements. Blocks are added up in float32, with several
+// independent sums, and their sums in float64. The relative error is below 1e-6. Equal elements
+// give bitwise equal results.
 double SquaredNorm(const void* data, uint64_t count, kf_dtype dtype);
 // Returns the CPU time that this thread has used, in seconds.
 double ThreadCpuSeconds();

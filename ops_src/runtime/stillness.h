@@ -18,10 +18,10 @@ class Stillness {
   explicit Stillness(std::string tasks = "/proc/self/task") : tasks_(std::move(tasks)) {}
 
   // Returns true if the process stands still: no thread is running now, and the threads have used
-  // at most kMostUsed of a core since the last call. Call it at short intervals. It ignores the
-  // calling thread and the threads in `waiting`, which wake up regularly. If the main thread isn't
-  // in `waiting`, `main_waits` must be true, and the main thread must not have run since the last
-  // call.
+  // at most kMostUsed of a core since the last call. Call it at short intervals. The function
+  // ignores the calling thread and the threads in `waiting`, which wake up regularly. If the main
+  // thread isn't in `waiting`, `main_waits` must be true, and the main thread must not have run
+  // since the last call.
   bool Look(const std::vector<pid_t>& waiting, bool main_waits);
 
  private:

@@ -304,8 +304,8 @@ bool Step::Bring(const kf_group* groups, size_t num_groups, const void* loss) {
     KUNGFU_CHECK(sums_[k].elements() == ElementsOf(all[k]), "shards have different numbers of elements");
     const bool is_norm = watched_ && k + 1 == all.size();
     const double share = shard_ + 1 == plan_.shards && !is_norm ? plan_.last : 1;
-    // If the operation is in place, a failed attempt has overwritten its inputs. The next attempt
-    // needs them, so they are copied.
+    // A failed attempt of an in-place operation overwrites the inputs that the next attempt needs.
+    // So the inputs are copied.
     sums_[k].Add(tree_, shard_, all[k].tensors, all[k].num_tensors, share, /*borrow=*/!IsInPlace(all[k]));
   }
   if (taken == Taken::kShard) {

@@ -95,7 +95,7 @@ struct Description {
 class ModelView {
  public:
   virtual ~ModelView() = default;
-  // Returns true if the models are on this host, so that reading them needs no wait.
+  // Returns true if the models are on this host and can be read without waiting.
   virtual bool IsHere() const = 0;
   // Returns true if the process that saved the models is still running, as far as this is known
   // without a wait.

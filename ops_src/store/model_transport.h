@@ -5,21 +5,21 @@
 // the worker that saved the model (model_store.h), without involving that worker. Model transports
 // have a separate mesh with separate connections. The messages of a request are:
 //
-//   asking transport  ask      ->  asked transport   finds the store by a read-only descriptor
-//                     answer   <-                    version and layout, or why there is no model
-//                     tensors  <-                    only if a model was requested and there is a version
+//   requester  ask      ->  server  finds the store by a read-only descriptor
+//              answer   <-          version and layout, or why there is no model
+//              tensors  <-          only if a model was requested and there is a version
 //
-// 1. No read is torn. The asked transport first copies the record, by the same rules as a worker on
-// its host (StoreView). The copy runs at the speed of memory, not of the network. The transport
-// sends this copy, so the owner may save while the model is being sent. The asking transport
+// 1. No read is torn. The server first copies the record, by the same rules as a worker on
+// its host (StoreView). The copy runs at the speed of memory, not of the network. The server
+// sends this copy, so the owner may save while the model is being sent. The requester
 // reports the model when the whole model has arrived. Versions never decrease: a request that is
 // sent after an answer has arrived reads a later state of the record.
 // Test: ModelsOfOtherHosts.ReadsAreWholeAndNeverGoBack
 //
-// 2. Memory. The asking transport allocates no memory, because tensors go directly into the
+// 2. Memory. The requester allocates no memory, because tensors go directly into the
 // worker's parcel. At any time, it requests from a host at most one model of more than kSmallBytes,
-// and one small model in addition. So a small model doesn't wait for a large one. The asked
-// transport accepts at most two unanswered requests from each host. So for every other host it
+// and one small model in addition. So a small model doesn't wait for a large one. The server
+// accepts at most two unanswered requests from each host. So for every other host it
 // keeps the copy of at most one large model.
 // Test: ModelsOfOtherHosts.NoMoreIsKeptForAHostThanTwoAnswers
 //
@@ -35,7 +35,7 @@
 //   owner is running, because the kernel drops the lock when the owner ends.
 // - If the whole host is lost (its connection has ended, or LoseHost was called), its models are
 //   lost too.
-// - If the asking worker fails, its parcel is still filled, but no process reads it.
+// - If the requesting worker fails, its parcel is still filled, but no process reads it.
 // - If a host doesn't answer and isn't lost, the worker waits until its deadline. The job decides
 //   when a host is lost (-host-timeout).
 // - The end of the cluster version ends all waits.

@@ -43,8 +43,8 @@ Exchange::~Exchange() {
 }
 
 void Exchange::AwaitIdle(std::unique_lock<std::mutex>& lock) {
-  // If the model is on this host, the wait is short. If it is on another host, the wait for the
-  // network, or for the loss of that host, may take a while.
+  // If the model is on this host, the wait is short. Otherwise the wait for the network, or for the
+  // loss of the other host, may take a while.
   while (!changed_.wait_for(lock, std::chrono::milliseconds(20), [this] { return !busy_; })) InterruptCheck::Run();
 }
 
@@ -154,7 +154,7 @@ std::shared_ptr<ModelStore> PeerStore::OwnStore() {
     announce = announce_;
   }
   try {
-    // Don't hold the lock here, because this calls Python, and Python's threads may wait for the
+    // Don't hold the lock, because `announce` calls Python, and Python's threads may wait for the
     // lock.
     if (announce) announce(own->fd());
   } catch (...) {

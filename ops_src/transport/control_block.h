@@ -73,10 +73,10 @@ class ControlBlock {
   // begin only at the end of this work.
   virtual void SetBusy(uint32_t rank, bool busy) = 0;
   virtual bool IsBusy(uint32_t rank) const = 0;
-  // Call this function only once. A call after the rank was fenced has no effect, and needs none.
+  // Call this function only once. A call after the rank was fenced has no effect.
   virtual void GiveUp(uint32_t rank, GaveUp how, kf_status status, const std::string& text) = 0;
-  // If the rank has called GiveUp with kAlone and must be ended, returns its message. Otherwise returns an empty
-  // string.
+  // If the rank has called GiveUp with kAlone and must be ended, returns that call's `text`.
+  // Otherwise returns an empty string.
   virtual std::string GaveUpAlone(uint32_t rank) const = 0;
 
   // ---- written by any member

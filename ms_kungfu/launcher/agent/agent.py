@@ -54,8 +54,7 @@ _ENDED_HERE = "the workers on this host are ended"
 _OUTPUT_GRACE_S = 1.0
 _AFTER_PAUSE_S = 0.5  # time to read the messages that arrived during a pause
 _FIRST_WORDS_S = 5.0
-# After a controller fails, another controller acquires the lease, and this host calls it, within this many lease
-# durations.
+# The longest time, in lease durations, from a controller's failure to this host's call of the next controller.
 _LEASES = 3
 
 
@@ -68,7 +67,7 @@ class Agent:
     ) -> None:  # fmt: skip
         self._options, self._supervisor, self._output, self._make = options, supervisor, output, make_controller
         self._machine = Machine() if machine is None else machine
-        self._channel: AnyChannel | None = None  # connection to the controller
+        self._channel: AnyChannel | None = None
         self._host: HostOfJob | None = None  # set once a controller has registered this host
         self.own = OwnController(self._end, self._fail)
         self._departure = Departure(
@@ -172,7 +171,7 @@ class Agent:
         if options.hosts.is_head and not options.joins:
             self._lead(options, self.succession.first_term())
         try:
-            # The controller begins to listen after -delay, so this host waits longer for it.
+            # With -delay, the controller begins to listen later.
             await self._obey_all(await self.succession.first(join_timeout_s + options.delay_s))
         finally:
             self._channel = None
@@ -186,7 +185,7 @@ class Agent:
         then = lambda: self.own.controller.then() if self.own.controller else ""  # noqa: E731
         server = self._server = ControlServer(self._machine, secret, self._take, then)
         try:
-            if options.hosts.is_several:  # if the job has one host, there is no other host that could call it
+            if options.hosts.is_several:  # in a job with one host, no other host calls
                 await server.start(options.host.address, options.control_port)
         except ValueError as error:
             raise StartError(str(error)) from None
@@ -231,7 +230,7 @@ class Agent:
     # ---- obeying a controller ----
 
     async def _obey_all(self, channel: AnyChannel | None) -> None:
-        """Obey one controller after another, until the job has ended on this host."""
+        """Obey the controller, and after its failure the next one, until the job has ended on this host."""
         options, succession = self._options, self.succession
         joining = m.Agent(self._registration, slots=options.host.slots)  # the controller sends the job's command
         words = m.Agent(self._registration)  # a controller on this host already has the command
@@ -302,7 +301,7 @@ class Agent:
         channel.send(words)
         lease_s = self.succession.lease_s
         if words.report is not None:
-            # Don't wait long. If this controller has failed or is paused, the next controller waits for the report.
+            # If this controller has failed or is paused, the next controller waits for the report. So don't wait long.
             return await within(lease_s / 2, channel.receive(m.REGISTERED))
         channel.set_silence(lease_s)  # while the controller waits for other hosts, it may fail or become unreachable
         return await channel.receive(m.REGISTERED)
@@ -362,7 +361,7 @@ class Agent:
             return
         if is_silent:
             limit = f"for {self._options.host_timeout_s:g} s (-host-timeout)"
-            self._send(m.Ends(f"no message from {head} has reached it {limit}"))  # in case the network works again
+            self._send(m.Ends(f"no message from {head} has reached it {limit}"))  # the network may work again
             self._end(1, f"{PROGRAM}: no message came from {head}, the head node, {limit}; {_ENDED_HERE}")
         self._loop.call_later(leases.period_s, self._watch_controller, channel, leases)
 

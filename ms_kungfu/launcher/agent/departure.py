@@ -14,9 +14,9 @@ from ms_kungfu.launcher.state.policy import signal_name
 from ms_kungfu.launcher.wire import messages as m
 
 _log = logging.getLogger(__name__)
-_HEAD_S = 5.0  # after a signal to this launcher, the controller has this time to end the job
-_OUTPUT_S = 1.0  # after a signal, the remaining output must be written within this time
-_LET_GO_S = 15.0  # time after -leave-grace for the controller, and for workers that are killed at its end
+_HEAD_S = 5.0  # time for the controller to end the job after a signal to this launcher
+_OUTPUT_S = 1.0  # time to write the remaining output after a signal
+_LET_GO_S = 15.0  # time after -leave-grace for the controller, and for the exit of killed workers
 
 
 @dataclass(eq=False)
@@ -64,7 +64,7 @@ class Departure:
         if controller is not None and controller.is_over and not controller.has_stepped_down:
             if again:
                 controller.hurry()
-            # The job may be over because another host got a signal. For this launcher, this is the first signal.
+            # Another host's signal may have ended the job. This signal is the launcher's first.
             self.interrupted = number
             return
         if self.interrupted:

@@ -65,9 +65,9 @@ def _preload() -> bool:
     """Import MindSpore. Return whether workers can be forked now."""
     import mindspore  # noqa: F401
 
-    with contextlib.suppress(ImportError):  # ms_kungfu imports it in each worker
+    with contextlib.suppress(ImportError):  # each worker imports msgspec
         import msgspec  # noqa: F401
-    _make_unique()  # fails with a MindSpore that keeps these values elsewhere
+    _make_unique()  # raises if this MindSpore keeps the values elsewhere
     with warnings.catch_warnings(), contextlib.suppress(OSError):
         warnings.simplefilter("ignore")  # Python's warning about a fork beside other threads
         trial = os.fork()

@@ -69,7 +69,7 @@ class HostOfJob:
         self.segments.close()
 
     def hold_deadlines(self, held: bool) -> None:
-        """Suspend the deadlines of this host's workers and of their requests (`held`), or resume them."""
+        """If `held`, suspend the deadlines of this host's workers and of their requests. Otherwise resume them."""
         self.segments.hold_deadlines(held)
         self.relay.hold_deadlines(held)
 
@@ -106,6 +106,6 @@ class HostOfJob:
         Repeat the messages that the previous controller may not have received or processed.
         """
         self.segments.forget_what_was_told()
-        self.hold_deadlines(False)  # if the new controller waits for the store, it suspends them with a message
+        self.hold_deadlines(False)  # a new controller that waits for the store suspends them with a message
         self.relay.ask_again(channel.send)
         self.workers.tell_what_is_new()

@@ -14,7 +14,7 @@ from ms_kungfu.launcher.state.start_error import StartError
 
 _log = logging.getLogger(__name__)
 _END_S = 1.0
-_LED_S = 10.0  # after the job is over, the controller has this time to notify the other hosts and release the lease
+_LED_S = 10.0  # time for the controller to notify the other hosts and release the lease at the end of the job
 
 
 @dataclass(eq=False)

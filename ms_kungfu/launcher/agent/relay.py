@@ -73,7 +73,7 @@ class Request:
 
 
 class HandsOver(Protocol):
-    """This host's part of a cluster version's shared memory (`segments.HostSegment`)."""
+    """The shared memory of one cluster version on this host (`segments.HostSegment`)."""
 
     def hand_over(self, asker: Asker, message: m.Slot) -> None:
         """Send `message` with the file descriptors that the rank needs to join the cluster version.
@@ -101,7 +101,7 @@ class Relay:
         self._numbers = itertools.count(1)
         self._asked: dict[int, tuple[Request, m.ToJobBroker]] = {}  # requests that haven't been answered
         self.cores = 0  # the fixed number of cores per worker; 0 if no worker of this host has been notified of it
-        self._leaving: list[str] = []  # workers with permission to leave, which a worker of this host has requested
+        self._leaving: list[str] = []  # workers that may leave, after a request of a worker on this host
         self._holders: dict[_Process, int] = {}
         self._held = False  # whether the deadlines of requests are held
         self._reminder: asyncio.TimerHandle | None = None
@@ -143,7 +143,7 @@ class Relay:
         return list(self._holders)
 
     def hold_deadlines(self, held: bool) -> None:
-        """Suspend the deadlines of requests (`held`), because the controller waits for the store, or resume them."""
+        """If `held`, the controller waits for the store: suspend the deadlines of requests. Otherwise resume them."""
         self._held = held
         self._remind()
 

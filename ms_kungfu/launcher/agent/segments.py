@@ -78,13 +78,13 @@ class HostSegment:
         self._board.announce(version)
 
     def hold_deadlines(self, held: bool) -> None:
-        """Suspend the deadlines of this host's ranks (`held`), or resume them."""
+        """If `held`, suspend the deadlines of this host's ranks. Otherwise resume them."""
         for memory in self._memories:
             memory.hold_deadlines(held)
 
     def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
-        # The control block lists the failures of all hosts in the same order. It is written first: when the segment
-        # notifies a rank of a failure, the rank finds the failure in the control block.
+        # Write the control block first, which lists the failures of all hosts in the same order. A rank that the
+        # segment notifies of a failure then finds the failure in the control block.
         self._board.mark_lost(rank, reason, recover, reaped)
         if self._transport is not None and rank in self._local:
             self._segment.mark_lost(self._local[rank], reason, recover, reaped)
@@ -217,7 +217,7 @@ class HostSegments:
     # ---- orders of the controller ----
 
     def hold_deadlines(self, held: bool) -> None:
-        """Suspend the workers' deadlines (`held`), because the controller waits for the store, or resume them."""
+        """If `held`, the controller waits for the store: suspend the workers' deadlines. Otherwise resume them."""
         self._held = held
         for segment in self.open.values():
             segment.hold_deadlines(held)

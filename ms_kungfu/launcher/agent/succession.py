@@ -33,7 +33,7 @@ from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
-# A log line says why the controller can't be reached only after this time, because the controller may be starting.
+# Time until a log line says why the controller can't be reached; the controller may still be starting.
 _PATIENCE_S = 5.0
 _LEASE_S = 10.0  # length of the leadership lease, unless -host-timeout sets it
 _LOOK_S = 0.1
@@ -153,7 +153,7 @@ class Succession:
     async def to_join(self, wait_s: float) -> AnyChannel:
         """Return a connection to the controller of a running job, which this host joins.
 
-        The store says which host controls the job. This may no longer be the host that admitted this host.
+        The store says which host controls the job. This may no longer be the host that registered this host.
         """
         url, loop = str(self.options.config_server), asyncio.get_running_loop()
         keys, deadline = self._keys(), loop.time() + wait_s
@@ -244,7 +244,7 @@ class Succession:
                     return None
                 if (channel := await self._follow(keys, found, snapshot, host)) is not None:
                     return channel
-            # A full store accepts no new lease. So if the store is full or unreachable, wait until it isn't.
+            # Wait while the store is unreachable, or full: a full store accepts no new lease.
             except (StoreFullError, StoreUnreachableError) as error:
                 deadline = loop.time() + patience_s
                 self.warn_once(
@@ -253,7 +253,7 @@ class Succession:
                 )
             except (OSError, asyncio.TimeoutError, LeadershipLostError):
                 pass
-            except ConfigServerError as error:  # if the store rejects a request, it rejects it permanently
+            except ConfigServerError as error:  # the store's rejection is permanent
                 refused = str(error)
                 self.warn_once(
                     f'takeover failed: error="{error}". The workers on this host are ended if that lasts for '
@@ -283,10 +283,9 @@ class Succession:
             self.is_known = own in [each.name for each in snapshot.hosts]
             return await self._call(found.holder)
         is_free = not found.holder or (found.holder == own and is_new)
-        # If all hosts were paused, a lease may have expired although its holder lives. This host leaves the holder the
-        # time to acquire the lease again: a holder that runs does so at once (`EtcdLease._until_it_is_time`). If this
-        # host acquired the lease now, it would take the holder for silent (`LeaderSnapshot.silent`).
-        # (`test_a_broken_protocol_is_found_out`.)
+        # If all hosts were paused, a lease may have expired although its holder lives. A running holder acquires the
+        # lease again at once (`EtcdLease._until_it_is_time`), so this host waits. A host that acquired the lease now
+        # would consider the holder silent (`LeaderSnapshot.silent`). (`test_a_broken_protocol_is_found_out`.)
         is_early = not found.holder and self._pauses.has_stood_still(self.machine.monotonic())
         if is_free and controller is None and not is_early:
             await self._take(keys, found, snapshot, host)
@@ -303,8 +302,8 @@ class Succession:
             return 1, f"{PROGRAM}: {self.head_name}, which controlled the job, has failed, so the job has failed"
         if self.departure.is_leaving and own not in snapshot.present and codes == {0}:
             return 0, ""  # this host has left the job; only the controller's message about that is missing
-        # If the controller that admitted this host has failed before the snapshot lists this host, the host has no
-        # workers yet. It then joins the next controller's job as a new host.
+        # If the controller that registered this host failed before the snapshot listed it, this host has no workers
+        # yet. It then joins the next controller's job as a new host.
         is_new = self.options.joins and not codes and own not in [each.name for each in snapshot.hosts]
         if not is_new and own not in snapshot.present:
             return 1, f"{PROGRAM}: the job goes on without this host"

@@ -116,8 +116,8 @@ class HostWorkers:
             # would be lost if a worker is killed.
             environment["PYTHONUNBUFFERED"] = "1"
         if self._machine.environ.get("MS_ENABLE_GRACEFUL_EXIT") == "1":
-            # With graceful exit, MindSpore would take RANK_SIZE for the number of ranks of its own communication, which
-            # isn't used, and would average over this number.
+            # With graceful exit, MindSpore would average over RANK_SIZE ranks of its own communication, which isn't
+            # used.
             environment[env.RANK_SIZE.name] = None
         if launch.threads is not None and "OMP_NUM_THREADS" not in self._machine.environ:
             environment["OMP_NUM_THREADS"] = str(launch.threads)
@@ -231,7 +231,7 @@ class HostWorkers:
         worker = self._workers[event.key]
         worker.code, worker.error = event.code, event.error
         self._cores.pop(event.key, None)
-        self._before_exit()  # a failed transport is reported before the failures of workers that it has caused
+        self._before_exit()  # report a failed transport before the worker failures that it has caused
         self._tell_exited(worker)
 
     def _tell_started(self, worker: m.Worker) -> None:

@@ -27,8 +27,7 @@ from ms_kungfu.launcher.wire import messages as m
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
-# Time limit for moving all threads of all workers to their cores. It must be shorter than the time for which a worker
-# waits for the answer.
+# Time limit for moving all workers' threads to their cores; shorter than a worker's wait for the answer.
 _FIX_CORES_S = 8.0
 Answer = Union[Grant, m.Detached, m.Stay, Refuse, Wait]
 
@@ -47,7 +46,7 @@ class Broker:
        current callback has returned, so the state is consistent by then.
 
     Events:
-    - `on_unknown_version`: a member has requested a cluster version that hasn't been admitted.
+    - `on_unknown_version`: a member has requested a cluster version that the broker doesn't know yet.
     - `on_commit`: the commit of this version must be written to the snapshot before any worker is notified. When it is
       written, the handler calls `noted`.
     - `on_committed`: the members have committed this cluster, and adopt it after the given step.
@@ -327,7 +326,7 @@ class Broker:
         except NotMadeYet:
             return
         except Exception as error:  # any error of the runtime or the kernel
-            # If members were notified, they would agree on a version that they can't adopt.
+            # Don't notify members of a version that they can't adopt.
             self._loop.call_soon(self.on_trouble, _unmakeable(self.versions.clusters[version], error))
             return
         self._prepared = version

@@ -44,8 +44,8 @@ from ms_kungfu.launcher.state.start_error import StartError
 from ms_kungfu.launcher.within import within
 
 _log = logging.getLogger(__name__)
-_LAST_LEASE_S = 5.0  # added to the time for which a job waits for the end of the previous job
-RENEW_S = 0.2  # time that the launcher waits before it retries a call to an unavailable store
+_LAST_LEASE_S = 5.0  # added to a job's wait for the end of the previous job
+RENEW_S = 0.2  # time until the launcher retries a call to an unavailable store
 END_S = 2.0
 # If the write of an entry takes longer, the members' deadlines stop; it normally takes a few milliseconds.
 _LONG_S = 0.3
@@ -204,7 +204,7 @@ class EtcdLease:
         return not self.has_stepped_down
 
     async def time_to_ask(self) -> float:
-        """Return for how many seconds the hosts have been able to find this controller (`TimeToAsk`)."""
+        """Return how long the hosts have been able to find this controller, in seconds (`TimeToAsk`)."""
         await self._renew()
         return self._time.seconds
 

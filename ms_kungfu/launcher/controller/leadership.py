@@ -84,7 +84,7 @@ class Leadership(Protocol):
         ...
 
     async def time_to_ask(self) -> float:
-        """Return for how many seconds the hosts have been able to find this controller."""
+        """Return how long the hosts have been able to find this controller, in seconds."""
         ...
 
     async def act(self, act: Callable[[], Awaitable[object]]) -> None:

@@ -24,9 +24,9 @@ class LeaveRequests:
         self._versions, self._min_size, self._on_leave, self._on_last = versions, min_size, on_leave, on_last
         self._loop = asyncio.get_running_loop()
         self.job_ends = False
-        self.leaving: set[PeerID] = set()  # members of the newest version that may leave it but haven't left it yet
-        self.evicted: set[PeerID] = set()  # peers that a resize request has excluded from the newest cluster by name
-        self.told_to_end: set[PeerID] = set()  # members that may leave because they got a SIGTERM
+        self.leaving: set[PeerID] = set()  # members that may leave but are still in the newest version
+        self.evicted: set[PeerID] = set()  # peers that a resize request removes by name
+        self.told_to_end: set[PeerID] = set()  # members that got a SIGTERM and may leave
 
     def objection(self, peer: PeerID, terminated: bool) -> str:
         """Return why `peer` can't leave. If it can, add it to `leaving`, call `on_leave`, and return "".

@@ -1,6 +1,6 @@
 """The job's prestarted workers on all hosts.
 
-They are the standbys that -standby requests, and standbys for a larger size that the members expect.
+They are the standbys that -standby requests, and the standbys for a larger cluster, if the members expect to grow.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Process(Struct):
     incarnation: int = 0
     rank: int = 0  # its rank in its last cluster version; at first, in the version for which it was started
     size: int = 1  # the size of the cluster version in which it has `rank`
-    slot: int = -1  # a number that its replacement inherits; restarts are counted for each number
+    slot: int = -1  # number of its slot, which its replacement inherits; restarts are counted per slot
     standby: int | None = None
     pid: int | None = None
     join_timer: asyncio.TimerHandle | None = None

@@ -232,7 +232,7 @@ class RemoteHosts:
         channel.send(m.Registered(self._start.writer, look_s, secret, lease, warning))
         channel.set_silence(self.options.host_timeout_s)
         # There is no `await` between the check of the host and this line, so if two callers have the same name, only
-        # the first is admitted.
+        # the first is registered.
         agent = self.agents[registration.host] = RemoteAgent(self, channel, registration, per_worker)
         agent.accepted_at = asyncio.get_running_loop().time()
         if self._holds_deadlines:

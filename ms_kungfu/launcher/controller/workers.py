@@ -87,7 +87,7 @@ class WorkerEvents(Protocol):
         """Record that `peer` got a SIGTERM, but may not leave."""
 
     def version_unknown(self, version: int) -> None:
-        """Record that a member has requested a cluster version that the broker hasn't admitted."""
+        """Record that a member has requested a cluster version that the broker doesn't know yet."""
 
     def version_followed(self) -> None:
         """Record that the worker manager has finished its work after the commit of a version other than the first."""

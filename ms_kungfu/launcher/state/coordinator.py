@@ -1,4 +1,4 @@
-"""Decide for a job as a whole, with a reason for each decision. Pure: decisions depend only on the hosts' reports.
+"""Make the decisions about a job as a whole, with reasons. Decisions depend only on the hosts' reports.
 
 Two other modules contribute. `policy` decides how the job reacts to an event. `versions` decides which processes
 adopt which cluster version, and when.

@@ -1,4 +1,6 @@
-"""Find workers that hang, which means that their heartbeat count doesn't change. Pure: the caller passes the time.
+"""Find workers that hang, which means that their heartbeat count doesn't change.
+
+This module uses no clock and no I/O.
 
 A separate thread in each worker counts heartbeats. A worker that has counted no heartbeat yet is importing or
 compiling. Such a worker counts as hung only while it is stopped (SIGSTOP). A worker whose heartbeat thread waits for a

@@ -223,7 +223,7 @@ class Pauses:
 
 
 class TimeToAsk(Pauses):
-    """Count for how many seconds the other hosts have been able to find out which host holds the lease.
+    """Count the seconds in which the other hosts have been able to find out which host holds the lease.
 
     The time between two of the store's answers to the controller counts, because the store was available then. If the
     controller itself was stopped, it has missed calls from other hosts, so the count restarts at zero. The counted time

@@ -1,4 +1,6 @@
-"""Decide when a host counts as lost. Pure: the caller passes times and reports.
+"""Decide when a host counts as lost.
+
+This module uses no clock and no I/O.
 
 The controller may declare a host lost if the host's *lease* has expired. Correctness doesn't depend on clocks: a host
 that was declared lost may still run, but what it does has no effect on the other hosts (docs/recovery.md).

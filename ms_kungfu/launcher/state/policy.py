@@ -1,4 +1,4 @@
-"""Decide how the launcher reacts to an event. Pure: the `Verdict` depends only on the event and the job's state."""
+"""Decide how the launcher reacts to an event. The `Verdict` depends only on the event and the job's state."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Verdict(Struct, frozen=True):
     action: Action
     reason: str
     exit_code: int = 0
-    interrupted_by: int | None = None  # a signal to a launcher or a worker, which the launchers send to all workers
+    interrupted_by: int | None = None  # a launcher's or worker's signal, which the launchers send to all workers
     failed: int | None = None  # the key of the process whose failure ends the job
 
 

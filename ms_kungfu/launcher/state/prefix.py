@@ -1,4 +1,4 @@
-"""Build the prefix of each line of a worker's output (`-prefix`). Pure, except that it reads the clock."""
+"""Build the prefix of each line of a worker's output (`-prefix`). This module reads the clock, but does no I/O."""
 
 from __future__ import annotations
 

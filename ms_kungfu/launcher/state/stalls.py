@@ -2,8 +2,8 @@
 
 This module uses no clock and no I/O.
 
-1. If a rank sleeps in an operation for longer than a moment, it writes to shared memory for which rank it waits. This
-   gives chains of waiting processes. At the end of a chain is a process that is alive and doesn't sleep in an
+1. If a rank sleeps in an operation for longer than a moment, it writes the rank that it waits for to shared memory.
+   This gives chains of waiting processes. At the end of a chain is a process that is alive and doesn't sleep in an
    operation (`stuck.stuck_among`).
 
 2. A stall begins if each check during `STALL_S` has found the same process at the end of a chain, and the process

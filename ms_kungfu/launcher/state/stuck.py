@@ -2,9 +2,9 @@
 
 This module uses no clock and no I/O.
 
-A worker with a heartbeat doesn't hang (`hangs`), but it may never reach the collective in which the others wait. Each
-rank that sleeps in a collective writes to shared memory for which rank it waits. When most of the time until the
-sleeping rank's deadline has passed, the rank also writes that its wait is overdue.
+A worker that still counts heartbeats doesn't hang (see `hangs`), but it may never reach the collective in which the
+others wait. Each rank that sleeps in a collective writes the rank that it waits for to shared memory. When most of the
+time until its deadline has passed, the sleeping rank also marks its wait as *overdue*.
 
 1. A *stuck* process is alive and isn't waiting itself, but other processes wait for it, directly or through a chain of
    processes. At least one of these waits is overdue. If ranks wait for each other in a circle, they have called
@@ -36,7 +36,7 @@ _LOOK_SHARE = 0.4  # the longest interval between a host's reports, as a fractio
 
 
 def stuck_sure_s(timeout_s: float) -> float:
-    """Return for how many seconds every check must find a rank stuck. `timeout_s`: the timeout of a collective."""
+    """Return how long, in seconds, every check must find a rank stuck. `timeout_s`: the timeout of a collective."""
     return min(_SURE_S, timeout_s / 8)
 
 

@@ -153,9 +153,8 @@ class ClusterVersions(Struct):
         if newest is not None and cluster.version <= newest.version:
             return
         if newest is not None:
-            # The writer of the new version may not know that a process has exited. So if the newest version lists the
-            # peer and the new version still does, both refer to the exited process. If the newest version doesn't list
-            # the peer, the new version refers to a joining worker.
+            # The writer of the new version may not know that a process has exited. So a peer that the newest version
+            # also lists means the exited process. Any other peer means a joining worker.
             for peer in set(cluster.workers).intersection(self.ended_in(newest)).difference(self.joining):
                 self.ended[peer][-1] = range(self.ended[peer][-1].start, cluster.version + 1)
         for peer in cluster.workers:
@@ -199,7 +198,7 @@ class ClusterVersions(Struct):
         self.clusters = {v: c for v, c in self.clusters.items() if v >= version or v == self.committed}
         self.refused = {v: reason for v, reason in self.refused.items() if v > version}
         self.committed = version
-        self._supersede()  # a version that led to the newest version may not lead to it from `version`
+        self._supersede()  # `_leads_to` depends on the committed version
         self._forget()
 
     # The number of entries for removed peers and hosts depends only on what the known versions list. It doesn't grow

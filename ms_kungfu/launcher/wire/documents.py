@@ -89,11 +89,11 @@ class Past(Document):
 class Versions(Document):
     """The cluster versions in which workers may be members.
 
-    `chosen`: the number of the committed version. `excluded`: for each peer ID, a list of versions. A process that was
-    started for one of these versions or an earlier one is no longer a member under that peer ID. `ended`: for each
-    peer ID, pairs [incarnation, version]. The process that had this peer ID in the versions from `incarnation` to
-    `version` - 1 has exited. `lost`: pairs [host, version]. The host that had this name in the versions up to
-    `version` has failed. If `version` is null, the host has failed in all versions.
+    `chosen`: the number of the committed version. `excluded`: for each peer ID, a list of versions. From each of
+    these versions on, a process that was started for this version or an earlier one isn't a member. `ended`: for each
+    peer ID, pairs [first, end]. The process that had this peer ID in the versions from `first` to `end` - 1 has
+    exited. `lost`: pairs [host, version]. The host that had this name in the versions up to `version` has failed. If
+    `version` is null, the host has failed in all versions.
     """
 
     clusters: Annotated[list[ClusterPart], Meta(max_length=MOST)]

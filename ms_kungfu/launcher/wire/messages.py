@@ -214,7 +214,7 @@ class Error(Message):
     error: Sentence
 
 
-# ---- requests of a worker to its host's broker ----
+# ---- requests from a worker to its host's broker ----
 
 
 class Software(Part):
@@ -700,7 +700,7 @@ class Exited(Message):
 
 
 class Checkpointed(Message):
-    """All workers on the host that had to write a checkpoint before the job ends have written it."""
+    """On the host, every worker that had to write a last checkpoint has written it."""
 
 
 class NoMemory(Message):

@@ -1,4 +1,4 @@
-// Reports the awaited rank of a waiting rank to the launcher.
+// Reports to the launcher which rank this rank waits for.
 #ifndef KUNGFU_COLLECTIVES_HOST_AWAITING_H_
 #define KUNGFU_COLLECTIVES_HOST_AWAITING_H_
 
@@ -8,7 +8,7 @@
 
 namespace kungfu::host {
 
-// Reports the awaited rank. The destructor withdraws the report when the wait ends.
+// The destructor withdraws the report when the wait ends.
 class Awaiting {
  public:
   Awaiting(const shm::SegmentControlBlock& control, uint32_t rank) : control_(control), rank_(rank) {}

@@ -61,12 +61,12 @@ constexpr uint32_t kAheadOversubscribed = shm::kBuffers - 1;
 // 0.24 ms for 1 MiB.
 constexpr size_t kBlend = 16 << 10;
 constexpr size_t kBlendStreamed = 4 << 10;
-// Data that is staged as one chunk bypasses the caches if it has at least this size. Such stores
-// are as fast as plain stores if the ranks share a cache, and three times as fast if they don't.
-// StagingChoice makes this choice for several chunks.
+// Data that is staged as one chunk bypasses the caches if it has at least this size.
+// Stores that bypass the caches are as fast as plain stores if the ranks share a cache, and three
+// times as fast if they don't. StagingChoice makes this choice for several chunks.
 constexpr size_t kStreamOnce = 4 << 10;
-// Results of at least this size bypass the caches when they are written. Such results would leave
-// the caches before the program uses them anyway.
+// Results of at least this size bypass the caches when they are written. So large a result would
+// leave the caches before the program uses it.
 constexpr size_t kStreamBytes = 8 << 20;
 // The highest bits of a mailbox's count contain the rank's weight.
 constexpr int kWeightShift = 64 - kWeightBits;
@@ -206,9 +206,9 @@ void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
   End(flight);
 }
 
-// Runs an all-reduce in which each rank reduces one part of every chunk. The rank reduces it in
-// place in its own buffer, because no other rank reads this part of the buffer. With n ranks, each
-// rank reads n unreduced parts and n reduced parts, instead of n whole chunks.
+// Runs an all-reduce in which each rank reduces one part of every chunk, in place in its own
+// buffer. No other rank reads this part of the buffer. With n ranks, each rank reads n unreduced
+// parts and n reduced parts, instead of n whole chunks.
 void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
   const Operation& operation = flight.operation;
   rules_.Publish(FillMailbox(flight).sequence, flight.sequence);

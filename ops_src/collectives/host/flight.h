@@ -54,7 +54,6 @@ struct Flight {
   }
   // Returns true if the rank reads the other ranks' contributions.
   bool Reads(uint32_t rank) const { return !IsToRoot(operation.kind) || operation.root == rank; }
-  // Returns the number of the buffer for chunk `chunk`.
   uint32_t BufferOf(uint32_t chunk) const { return whole ? 0 : chunk; }
   // Returns the number of bytes that this rank reads from every other rank that contributes.
   uint64_t ReadFromEach() const { return splits ? (planes + 1) * part_bytes / members.size() : planes * part_bytes; }

@@ -49,8 +49,8 @@ class HostCommunicator final : public Communicator {
     bool HasBuffer() const { return buffer_ != nullptr; }
     // Returns a rank's buffers, which have space for everything that one rank contributes.
     char* Of(uint32_t rank) const { return buffer_->self.segment.buffer(buffer_->number, rank, 0); }
-    // If only one rank has contributed, returns that rank on the root, because its buffers contain
-    // the result. Returns -1 if the output contains the result.
+    // On the root, returns the only rank that has contributed: this rank's buffers contain the
+    // result. Returns -1 if the output contains the result.
     int lone() const { return buffer_ == nullptr ? -1 : buffer_->lone; }
     void LetGo() { buffer_ = nullptr; }
 

@@ -265,8 +265,8 @@ inline void Consume(const Operation& operation, const Reducer& reduce, const Mem
         const size_t mine = operation.kind == Kind::kReduceScatter ? rank * stride : 0;
         const size_t own = operation.kind == Kind::kReduceScatter ? rank * (tensor.count / size * unit) : 0;
         for (uint32_t i = 0; i < num; i++) {
-          // Read this rank's own data from the caller's memory. It is as likely to be in the cache
-          // as the buffer, and the buffer is then not read.
+          // Read this rank's own data from the caller's memory, which is as likely to be in the
+          // cache as the buffer.
           sources[i] = members[i] == rank ? At(tensor.input, own + offset) : buffers[i] + mine + at;
         }
         reduce(At(tensor.output, offset), sources, num, n, stream);

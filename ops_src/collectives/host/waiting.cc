@@ -124,7 +124,7 @@ std::string Waiting::NameOf(uint32_t peer, const Flight& flight) const {
   return self_.options.behind_it(flight.operation);
 }
 
-// Returns the names of `peer` and of all other ranks that haven't posted yet.
+// Returns the names of `peer` and of the other ranks that haven't arrived in the operation yet.
 std::string Waiting::Awaited(uint32_t peer, const Flight& flight) const {
   std::string awaited;
   for (const uint32_t r : flight.members) {

@@ -14,18 +14,18 @@
 
 namespace kungfu::hosts {
 
-// Measures the all-reduces between hosts for which AUTO has chosen the algorithm, except those
-// whose data travels in the headers (see invariant 13 in transport.h). A measurement begins when
+// Measures the inter-host all-reduces whose algorithm AUTO has chosen, except those whose data
+// travels in the headers (see invariant 13 in transport.h). A measurement begins when
 // the headers of all hosts have been exchanged, so it includes no wait for a late rank.
 //
-// The time of a step is measured with small all-reduces that ran alone. The time of a byte is
+// The time per step is measured with small all-reduces that ran alone. The time per byte is
 // measured over a period between two moments at which no all-reduce is running, because concurrent
 // all-reduces share the cable.
 //
-// A figure is the median of the latest measurements. The reported value changes only if the median
-// differs from it by more than a factor of 1.5. A new value may change the algorithm of an
-// operation, and therefore the bits of the result. Only a lasting change of the network should have
-// this effect.
+// Each of these times is the median of the latest measurements. The reported value changes only if
+// the median differs from it by more than a factor of 1.5. A new value may change the algorithm of
+// an operation, and therefore the bits of the result. Only a lasting change of the network should
+// have this effect.
 //
 // Thread-safe.
 class Meter {
@@ -43,7 +43,7 @@ class Meter {
   Figures figures() const;
 
  private:
-  // The latest measurements of one figure, and the value that is reported for it.
+  // The latest measurements of one of the two times, and its reported value.
   class Lately {
    public:
     // Adds a measurement. Returns true if `told`, the reported value, has changed.

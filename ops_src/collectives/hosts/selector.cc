@@ -33,8 +33,9 @@ constexpr uint32_t kMostFigure = 100'000'000;
 // The figures that are assumed until there are measurements: a message takes 0.1 ms (including the
 // kernels and the transports' threads), and the network has 1 Gbit/s.
 constexpr Figures kAssumed{100'000, 8'000};
-// The fraction of a byte's time that recursive doubling spends on reductions while nothing is sent.
-// With this value, chosen by measurement, two hosts switch from doubling to the ring at 128 KiB.
+// The fraction of the time per byte that recursive doubling spends on reductions while nothing is
+// sent. With this value, chosen by measurement, two hosts switch from doubling to the ring at 128
+// KiB.
 constexpr uint64_t kUnhiddenReduction = 10;  // a tenth
 
 // Returns the worst measurement among all hosts, for each figure.
@@ -49,7 +50,7 @@ Figures WorstOf(const std::vector<Figures>& of_hosts) {
   return worst;
 }
 
-// Returns the time of a byte through this host's cable, in picoseconds.
+// Returns the time per byte through this host's cable, in picoseconds.
 uint64_t CableByte(const Figures& host) { return std::min<uint64_t>(1'000'000'000 / host.cable, kMostFigure); }
 
 using Selected = std::unique_ptr<const Algorithm>;

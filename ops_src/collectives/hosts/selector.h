@@ -30,7 +30,7 @@ Strategy StrategyNamed(const std::string& name);
 // there is no measurement yet.
 struct Figures {
   uint32_t step_ns = 0;  // time that a host waits for a message
-  uint32_t byte_ps = 0;  // time of one byte of an operation, through the slowest cable of all hosts
+  uint32_t byte_ps = 0;  // time per byte of an operation, through the slowest cable of all hosts
   // The rate of the host's own cable in bytes per millisecond. With `is_all`, it is the limit of
   // the network. Otherwise it is a lower bound.
   uint32_t cable = 0;

@@ -4,9 +4,9 @@ namespace kungfu::hosts {
 
 // In this function, hosts are numbered from the root, which has number 0.
 //
-// kBinomial: a host's parent is its own number without the lowest set bit. Each child's number has
-// one more bit set, below the parent's lowest set bit. The host sends first to the child that has
-// the most hosts below it.
+// kBinomial: the parent's number is the host's number with the lowest set bit cleared. A child's
+// number has one more bit set, below the host's lowest set bit. The host sends first to the child
+// that has the most hosts below it.
 Branch BranchOf(Shape shape, uint32_t hosts, uint32_t root, uint32_t host) {
   const uint32_t own = (host + hosts - root) % hosts;
   uint32_t parent = 0;

@@ -107,7 +107,7 @@ std::string SegmentControlBlock::PeerName(uint32_t rank) const {
   return address.empty() ? Text("rank ", number) : Text("rank ", number, " (", address, ")");
 }
 
-// If the rank is already marked lost, nothing changes. Then no rank needs this word.
+// If the rank is already marked lost, nothing changes, because no rank needs this word any more.
 void SegmentControlBlock::Leave(uint32_t rank) {
   Counter& state = segment_->status(rank).state;
   const auto left = static_cast<uint32_t>(RankState::kLeft);

@@ -63,7 +63,7 @@ class TlsEnd {
   TlsEnd(const TlsEnd&) = delete;
   TlsEnd& operator=(const TlsEnd&) = delete;
 
-  // ---- by memory
+  // ---- through memory
   // Adds bytes that have been received.
   void Put(const char* bytes, size_t count);
   // Continues the handshake, and returns the number of decrypted bytes, or 0 if there are none yet.
