@@ -301,7 +301,7 @@ class Shares:
         self._dealing.changes += 1
 
     def same_at_all(self) -> dict[str, Any]:
-        """Return argument name -> JSON value for the settings that must be equal on all workers when a job begins."""
+        """Return the settings that must be equal on all workers when a job begins, by argument name."""
         return {
             "samples": self._total, **self._batch.named(), "seed": self._seed, **self._order.named(),
             "drop_remainder": self._cursor.drop_remainder, "passes": self._passes,

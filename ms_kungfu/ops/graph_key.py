@@ -40,7 +40,6 @@ import numpy as np
 from mindspore import nn
 from mindspore.common import dtype as mstype
 
-import ms_kungfu
 from ms_kungfu._version import VERSION
 from ms_kungfu.ops._shards import SumShards
 
@@ -54,7 +53,7 @@ def _folders(*paths: str | Path | None) -> tuple[str, ...]:
 
 
 _STANDARD = _folders(sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
-_PACKAGES = _folders(*(Path(str(module.__file__)).parent for module in (ms, np, ms_kungfu)))
+_PACKAGES = _folders(Path(__file__).parents[1], *(Path(str(module.__file__)).parent for module in (ms, np)))
 _BASES = (int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 # Classes outside the program from which the class of an object may be derived.
