@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -271,17 +272,20 @@ class Shard:
         shapes = tuple(column.shape for column in columns)
         if self._goes_straight and shapes not in self._shapes:
             self._shapes.add(shapes)
-            is_read = graph_store.compile_or_read(self._straight, columns, self._may_share)
+            is_undoable = functools.cache(self._is_undoable)  # both uses below need the same slow export of the graph
+            is_read = graph_store.compile_or_read(
+                self._straight, columns, lambda: is_undoable() and self._has_one_dtype()
+            )
             self._written.hold(compiled.parameters(self._straight))
-            self._goes_straight = (is_read or self._is_undoable()) and self._written.is_plain()
+            self._goes_straight = (is_read or is_undoable()) and self._written.is_plain()
         return self._goes_straight
 
     def _is_undoable(self) -> bool:
         return compiled.effects(self._straight) <= _UNDOABLE
 
-    def _may_share(self) -> bool:
-        """Return whether another worker may use the straight graph. It then doesn't know the gradients' dtypes."""
-        return self._is_undoable() and len(set(self._straight.sum_shards.dtypes)) == 1
+    def _has_one_dtype(self) -> bool:
+        """Return whether all gradients have the same dtype. A worker that reads the graph doesn't know the dtypes."""
+        return len(set(self._straight.sum_shards.dtypes)) == 1
 
     def dtypes(self) -> list[str]:
         """Return the dtypes of the gradients, followed by the loss's dtype.
