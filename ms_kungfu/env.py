@@ -307,6 +307,9 @@ METRICS_PORT = _optional(
 )
 START_SIZE = _optional("KUNGFU_START_SIZE", NUMBER, "The number of workers with which the job began.")
 START_HOSTS = Variable("KUNGFU_START_HOSTS", NUMBER, 1, "The number of hosts on which the job began.")
+START_CORES = _optional(
+    "KUNGFU_START_CORES", NUMBER, "The number of cores with which the job began. Unset: several hosts."
+)
 COMPILE_AHEAD = Variable(
     "KUNGFU_COMPILE_AHEAD",
     Kind(_seconds_or_0, "seconds", "s"),

@@ -16,7 +16,7 @@ import mindspore as ms
 import numpy as np
 from mindspore.train import Callback, Model, RunContext
 
-from ms_kungfu import membership, runtime
+from ms_kungfu import env, membership, runtime
 from ms_kungfu._checks import at_least
 from ms_kungfu.agreement import broadcast_json
 from ms_kungfu.callbacks import evaluation
@@ -24,7 +24,8 @@ from ms_kungfu.callbacks.compile_ahead import CompileAhead
 from ms_kungfu.callbacks.epoch_outputs import EpochOutputs
 from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
 from ms_kungfu.callbacks.others import Others, replace_attribute
-from ms_kungfu.callbacks.sharded import ShardedTraining
+from ms_kungfu.callbacks.sharded import ShardedTraining, obstacle
+from ms_kungfu.dataset import shard_choice
 from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic import state_transfer
 from ms_kungfu.elastic.eviction import Evict
@@ -32,7 +33,7 @@ from ms_kungfu.elastic.lr_rule import LRRule
 from ms_kungfu.elastic.options import Options
 from ms_kungfu.elastic.policy import Policy
 from ms_kungfu.elastic.program import is_behind
-from ms_kungfu.elastic.schedule import Schedule
+from ms_kungfu.elastic.schedule import Schedule, entries
 from ms_kungfu.elastic.state import Component
 from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.monitoring.monitor import Monitor
@@ -156,10 +157,8 @@ class KungFuElasticCallback(Callback):
         elastic_data = isinstance(params.train_dataset, ElasticDataset)
         if not elastic_data:
             _refuse_ordinary(type(params.train_dataset).__name__, self._global_batch_size, self._options.resume)
-        elif self._global_batch_size is not None and self._batch_given_to is not params.train_dataset:
-            # The size is set only once per dataset, because a policy or the received state may change it later.
-            params.train_dataset.global_batch_size = self._global_batch_size
-            self._batch_given_to = params.train_dataset
+        else:
+            self._set_batch_size(params.train_dataset)
         before = self.training
         others = self._others = Others([c for c in params.list_callback if c is not self], self._writes)
         last_step = Component("last_step", self._capture, self._receive)
@@ -192,6 +191,8 @@ class KungFuElasticCallback(Callback):
             others.load_files(run_context)
         training.begin()
         if not training.should_stop:
+            if elastic_data:
+                params.train_dataset.keep_all_busy()
             others.take_over()
         if self._bound:
             others.hook(training.asynchronous)
@@ -213,6 +214,40 @@ class KungFuElasticCallback(Callback):
             run_context.request_stop()
         self._agree_on_stops(run_context)
         self._compile_ahead.begin()
+
+    def _set_batch_size(self, data: ElasticDataset) -> None:
+        """Set the dataset's global batch size once, because a policy or the received state may change it later."""
+        if self._global_batch_size is not None and self._batch_given_to is not data:
+            data.global_batch_size = self._global_batch_size
+            self._batch_given_to = data
+
+    def _choose_shards(self, network: Any, data: ElasticDataset) -> None:
+        """Choose the number of shards if the dataset has ``shards="auto"``.
+
+        All workers of a job choose the same number, because they run the same program, and `env.START_SIZE` and
+        `env.START_CORES` never change.
+        """
+        if not data.awaits_shards:
+            return
+        self._set_batch_size(data)
+        size, cores, options = env.START_SIZE.get(), env.START_CORES.get(), self._options.as_run()
+        shards, reason = None, obstacle(network)
+        if reason:
+            pass
+        elif size is None or cores is None:
+            reason = "the program doesn't run under kungfu-run on a single host"
+        elif options.policy is not None or callable(options.schedule):
+            reason = "the sizes of the cluster aren't known in advance"
+        elif options.lr_rule != "none":
+            reason = "lr_rule follows the number of workers"
+        elif not data.holds_global_batch:
+            reason = "batch_size grows with the cluster, but shards require global_batch_size"
+        else:
+            sizes = {size, *(workers for _, workers in entries(options.schedule))}
+            shards, reason = shard_choice.choose(data.global_batch_size, sizes, cores)
+            if shards is not None and membership.is_joining():  # `keep_all_busy` may have added shards since
+                shards = shard_choice.smallest(data.global_batch_size, max(shards, env.WORLD_SIZE.get())) or shards
+        data.choose_shards(shards, reason)
 
     def _prepare(self, params: Any) -> Callable[[], None]:
         """Return a function that compiles the first training step."""
@@ -264,6 +299,8 @@ class KungFuElasticCallback(Callback):
         if self._others is not None:
             self._others.step_ends(training.request_stop)
         change = training.step_end(params.net_outputs, samples)
+        if change.changed and not change.detached and training.dataset is not None:
+            training.dataset.keep_all_busy()
         joined = change.changed and change.new_size > change.old_size - len(change.lost)
         if joined and not change.detached and self._others is not None:
             self._others.warn_of_what_is_not_carried()
@@ -313,6 +350,8 @@ class KungFuElasticCallback(Callback):
 
         With an ordinary dataset, the iterator gives each epoch the same number of steps on all workers.
         """
+        if is_train and isinstance(dataset, ElasticDataset):
+            self._choose_shards(model._train_network, dataset)  # before MindSpore creates the iterator
         helper, network = Model._exec_preprocess(model, is_train, dataset, *arguments, **options)
         if is_train and not isinstance(dataset, ElasticDataset):
             return _AgreedSteps(helper, dataset, self._steps_left), network

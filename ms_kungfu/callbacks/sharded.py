@@ -7,8 +7,12 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn, ops
 
-from ms_kungfu.elastic.sharded_step import ShardedStep
+from ms_kungfu.elastic import compiled
+from ms_kungfu.elastic.sharded_step import ShardedStep, check_optimizer
 from ms_kungfu.optimizers.overflow import KungFuTrainOneStepWithLossScaleCell
+from ms_kungfu.trained import inventory
+
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class _ForwardBackward(nn.Cell):
@@ -93,6 +97,29 @@ def takes_shards(train_cell: Any) -> bool:
     """
     kinds = (nn.TrainOneStepCell, nn.TrainOneStepWithLossScaleCell, KungFuTrainOneStepWithLossScaleCell)
     return type(train_cell) in kinds and not getattr(train_cell, "return_grad", False)
+
+
+def obstacle(train_cell: Any) -> str:
+    """Return why `train_cell` can't train with shards, or wouldn't be faster; empty if there is no such reason."""
+    cells = inventory.collect_cells([train_cell]).values()
+    dropout = next((cell for cell in cells if isinstance(cell, _DROPOUT)), None)
+    if ms.get_context("device_target") != "CPU":
+        return "shards are supported on CPUs only"
+    if not compiled.graph_mode():
+        return "PyNative mode doesn't compile batch shapes"
+    if not takes_shards(train_cell):
+        return f"Model.train can't train a {type(train_cell).__name__} with shards"
+    if dropout is not None:
+        return f"{type(dropout).__name__} of MindSpore draws other numbers on each worker"
+    try:
+        for optimizer in inventory.collect_optimizers([train_cell]):
+            check_optimizer(optimizer)
+        for cell in cells:
+            if getattr(cell, "reduces_gradients", False):
+                cell.check_left_to_shards(getattr(train_cell.grad_reducer, "mean", True))
+    except ValueError as error:
+        return str(error).partition(";")[0]
+    return ""
 
 
 def _parts_of(train_cell: Any) -> list[Any]:

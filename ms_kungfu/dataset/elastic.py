@@ -6,13 +6,13 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mindspore.dataset as ds
 
 from ms_kungfu import env, membership, runtime
 from ms_kungfu._checks import at_least
-from ms_kungfu.dataset import batch_sizes, contents, pipelines, replaying, sharding
+from ms_kungfu.dataset import batch_sizes, contents, pipelines, replaying, shard_choice, sharding
 from ms_kungfu.dataset.batches import Batches, ShardBatches
 from ms_kungfu.dataset.conditions import of_machine
 from ms_kungfu.dataset.ledger import ERRORS, Ledger
@@ -95,10 +95,13 @@ class ElasticDataset(Shares, ds.Dataset):
             `global_batch_size`. The exact results of training then don't depend on the cluster (see
             docs/shards.md). In each step, an iterator yields the first of the shards that are assigned
             to this worker. Model.train or `ms_kungfu.elastic.ShardedStep` then computes the whole step
-            from that shard.
+            from that shard. With ``"auto"``, `KungFuElasticCallback` chooses the number when
+            ``Model.train`` begins, or trains without shards and logs the reason
+            (docs/shards-details.md). In your own loops, ``"auto"`` means no shards.
         shards_check: what happens if a second computation of a shard gives different gradients, or if
             workers have different versions, instruction sets or numbers of cores.
             ``"raise"`` ends training with a DivergenceError; ``"warn"`` logs a warning and continues.
+            With ``shards="auto"``, the value is always ``"warn"``.
         key_column: the name of an extra last column of the source's own dataset, which its ``map``
             operations may use. The column is uint32 of shape ``(4,)``. It depends only on `seed`, epoch
             and sample, and differs for each sample and epoch. Random numbers that a ``map`` function
@@ -136,7 +139,7 @@ class ElasticDataset(Shares, ds.Dataset):
         drop_remainder: bool = False,
         ledger: str | os.PathLike[str] | None = None,
         ledger_errors: str = "raise",
-        shards: int | None = None,
+        shards: int | Literal["auto"] | None = None,
         shards_check: str = "raise",
         key_column: str | None = None,
         ledger_fingerprints: int | None = None,
@@ -160,6 +163,12 @@ class ElasticDataset(Shares, ds.Dataset):
             raise ValueError(f"shards_check must be 'raise' or 'warn', got {shards_check!r}")
         if shards is None and shards_check != "raise":
             raise ValueError("shards_check requires shards")
+        self.awaits_shards = self._shards_are_chosen = isinstance(shards, str)
+        """Whether the number of shards must still be chosen (``shards="auto"``)."""
+        if isinstance(shards, str):
+            if shards != "auto":
+                raise ValueError(f"shards must be a number, 'auto' or None, got {shards!r}")
+            shards, shards_check = None, "warn"
         self._shards_check = shards_check
         self._contents_check = env.CONTENTS_CHECK.get() if contents_check is None else contents_check
         if self._contents_check not in contents.CHECKS:
@@ -171,7 +180,7 @@ class ElasticDataset(Shares, ds.Dataset):
         every = _FINGERPRINTS
         if ledger_fingerprints is not None:
             every = at_least(0, ledger_fingerprints, "ledger_fingerprints")
-            if shards is None:
+            if shards is None and not self.awaits_shards:
                 raise ValueError(
                     "ledger_fingerprints requires shards, because without shards the results depend on the cluster"
                 )
@@ -189,16 +198,60 @@ class ElasticDataset(Shares, ds.Dataset):
             shuffle=shuffle, seed=seed, drop_remainder=drop_remainder, shards=shards, passes=passes,
             drawn_from=None if pipeline is None else pipeline.drawn_from,
         )  # fmt: skip
-        sharded, replay = shards is not None, replaying.current()
-        if replay is not None:
-            self._recording.ledger = replay.begin(ElasticDataset._made, self.conditions) if sharded else None
-        elif folder is not None:
-            conditions = self.conditions if sharded else None
-            self._recording.ledger = Ledger(
-                Path(folder), ElasticDataset._made, ledger_errors,
-                sharded=sharded, conditions=conditions, fingerprints=every, contents=lambda: self.contents,
-            )  # fmt: skip
+        self._number = number = ElasticDataset._made
         ElasticDataset._made += 1
+
+        def open_ledger() -> None:
+            sharded, replay = self.shards is not None, replaying.current()
+            if replay is not None:
+                self._recording.ledger = replay.begin(number, self.conditions) if sharded else None
+            elif folder is not None:
+                conditions = self.conditions if sharded else None
+                self._recording.ledger = Ledger(
+                    Path(folder), number, ledger_errors,
+                    sharded=sharded, conditions=conditions, fingerprints=every, contents=lambda: self.contents,
+                )  # fmt: skip
+
+        self._open_ledger = open_ledger
+        if not self.awaits_shards:
+            open_ledger()
+
+    def choose_shards(self, shards: int | None, reason: str = "") -> None:
+        """Set the number of shards that ``shards="auto"`` stands for. Later calls do nothing.
+
+        All workers must make this call before the first step, with the same number.
+
+        Args:
+            shards: the number of shards, or None for no shards.
+            reason: why there are no shards, for the log.
+        """
+        if not self.awaits_shards:
+            return
+        self.awaits_shards = False
+        replay = replaying.current()
+        if replay is not None:  # use the number of the recorded run
+            shards = replay.orders.conditions.get(str(self._number), {}).get("shards")
+        if shards is not None and not 0 <= self._seed < 1 << 64:
+            shards, reason = None, f"the seed {self._seed} isn't a number of 64 bits"
+        self.partition_into(shards)
+        self._open_ledger()
+        if env.RANK_ID.get() == 0 and not membership.is_joining():
+            if shards is None:
+                _log.info('dataset: shards=none reason="%s"', reason)
+            else:
+                _log.info("dataset: shards=%d samples=%d", shards, self._cursor.unit)
+
+    def keep_all_busy(self) -> None:
+        """With ``shards="auto"``, use more shards if the cluster has more workers than shards.
+
+        All workers must make this call after each change of the cluster, before the next step.
+        """
+        size, batch = runtime.current_cluster_size(), self._batch.of_all
+        if not self._shards_are_chosen or self.shards is None or batch is None or size <= self.shards:
+            return
+        shards = shard_choice.smallest(batch, size)
+        if shards is not None:
+            self.set_batch_size(global_batch_size=batch, shards=shards)
 
     def conditions(self) -> dict[str, Any]:
         """Return the settings, besides the program, on which the exact results of training depend, as JSON.
@@ -313,6 +366,7 @@ class ElasticDataset(Shares, ds.Dataset):
         return self._batches("create_dict_iterator", num_epochs, options)
 
     def _batches(self, *arguments: Any) -> Batches:
+        self.choose_shards(None, "the dataset isn't trained by Model.train with a KungFuElasticCallback")
         if self.shards is None:
             return Batches(self, self._source, *arguments)
         batches = ShardBatches(self, self._source, *arguments)

@@ -192,6 +192,11 @@ class Shares:
         self._hold(BatchSize(batch_size, global_batch_size, self.shards if shards is None else shards))
         self._dealing.changes += 1
 
+    def partition_into(self, shards: int | None) -> None:
+        """Set the number of shards before the first step. Call this on all workers."""
+        self._hold(BatchSize(self._batch.per_worker, self._batch.of_all, shards))
+        self._dealing = Dealing(self._cursor, shards is not None)
+
     def _hold(self, batch: BatchSize) -> None:
         self._batch, self._cursor.unit = batch, batch.unit
 

@@ -162,6 +162,11 @@ class KungFuGradReducer(nn.Cell):
             ValueError: the reducer was created with ``overlap=True``, or it was created for a sum over the
                 workers although the step computes a mean.
         """
+        self.check_left_to_shards(mean)
+        self.left_to_shards = True
+
+    def check_left_to_shards(self, mean: bool) -> None:
+        """Raise the errors of `leave_to_shards`, without changing anything."""
         if self._overlap:
             raise ValueError(
                 "overlap=True reduces the gradients during one backward pass, but a step with shards has "
@@ -173,7 +178,6 @@ class KungFuGradReducer(nn.Cell):
                 "ElasticDataset(shards=) the result must not depend on the number of workers; omit "
                 "gradients_mean=False, or also pass it to the ShardedStep to get the sum over the shards"
             )
-        self.left_to_shards = True
 
     def fusion_plan(self) -> Plan:
         """Return the plan, which says which gradients are in which group, and in what order.

@@ -29,7 +29,7 @@ def test_pynative_queues_are_off_only_on_few_cores_without_devices(flags, cores,
     process = SimpleNamespace(
         peer=ALONE.workers[0], standby=None, incarnation=4, host="10.0.0.1", rank=0, size=1, device=None
     )
-    begun = SimpleNamespace(first=ALONE, writer="job", url=None, cpu_isa=None)
+    begun = SimpleNamespace(first=ALONE, writer="job", url=None, cpu_isa=None, cores=None)
     told = environment_of(process, ["10.0.0.1"], False, options, options.hosts, begun, agent(devices), cores)
     assert told.get("MS_DEV_HOST_BLOCKING_RUN") == ("1" if blocks else None)
 
@@ -43,9 +43,10 @@ def test_every_worker_gets_the_initial_job_in_its_environment(cluster, joins_lat
         size=cluster.size, device=None,
     )  # fmt: skip
     ranks = [worker.host for worker in cluster.workers]
-    begun = SimpleNamespace(first=BEGAN, writer="job", url=None, cpu_isa=None)
+    begun = SimpleNamespace(first=BEGAN, writer="job", url=None, cpu_isa=None, cores=6)
     told = environment_of(process, ranks, joins_later, options, options.hosts, begun, agent(), 1)
     assert (told["KUNGFU_START_SIZE"], told["KUNGFU_START_HOSTS"]) == ("3", "2")
+    assert told["KUNGFU_START_CORES"] == "6"
     assert told["KUNGFU_PARKED"] == ("1" if joins_later else None)
     assert (told["RANK"], told["WORLD_SIZE"]) == ("0", str(cluster.size))
     assert (told["LOCAL_RANK"], told["LOCAL_WORLD_SIZE"]) == ("0", str(ranks.count("10.0.0.1")))

@@ -54,6 +54,7 @@ def environment_of(
         env.JOB.name: begun.writer,
         env.START_SIZE.name: str(begun.first.size),
         env.START_HOSTS.name: str(len(begun.first.hosts)),
+        env.START_CORES.name: str(begun.cores) if begun.cores else None,
         env.CONFIG_SERVER.name: begun.url,
         env.WATCH.name: "1" if options.watch else None,
         env.HOSTS.name: hosts.limit,

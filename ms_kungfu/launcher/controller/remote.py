@@ -79,6 +79,8 @@ class RemoteHosts:
         await self.gathering.gather(timeout_s)
         if self.options.cpu_isa != NATIVE:
             self._start.cpu_isa = settle({name: agent.cpu_isa for name, agent in self.agents.items()})
+        if not self.options.hosts.is_several:
+            self._start.cores = sum(len(agent.shares.cores) for agent in self.agents.values())
 
     async def gather_again(
         self, timeout_s: float, silent: Collection[str], time_to_ask: Callable[[], Awaitable[float]]

@@ -48,7 +48,8 @@ class JobStart(Struct):
     Clients request another cluster through the config server in this process (`server`), or through another `store`.
     A job whose cluster can't change has neither. `attempts`: a controller numbers its attempts to create the shared
     memory of cluster versions. This controller's numbers are higher than `attempts`, because earlier controllers have
-    used the lower numbers. `cpu_isa`: the limit on the vector instructions of all workers. It is known when the hosts
+    used the lower numbers. `cpu_isa`: the limit on the vector instructions of all workers. `cores`: the
+    number of cores of the only host; None if there are or may be several hosts. The last two are known when the hosts
     have registered.
     """
 
@@ -61,6 +62,7 @@ class JobStart(Struct):
     store: ClusterStore | None = None
     attempts: int = 0
     cpu_isa: str | None = None
+    cores: int | None = None
 
 
 async def prepare(

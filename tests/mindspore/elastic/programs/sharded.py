@@ -5,7 +5,8 @@ warn: what depends on more than the seed is told and no error.
 NET, in a loop of one's own: plain | norm | dropout | both | searching (with kernels that search for a division of their
 work, of odd sizes); stock: with MindSpore's Dropout; slow: plain, and rank 1 takes three times as long; augment: plain,
 of samples that are augmented by key; steered: plain, with policies that change the rate, the shards and their shape.
-model: plain in Model.fit; saved: the same, with checkpoints of every kind in OUT."""
+model: plain in Model.fit; saved: the same, with checkpoints of every kind in OUT; auto: like model, with
+shards="auto", and one more worker after step 2 if unplanned is given."""
 
 import contextlib
 import os
@@ -72,6 +73,14 @@ class Watch(Callback):
             report("after", step=params.cur_step_num, parameters=state, size=kf.current_cluster_size())
 
 
+class Grow(Callback):
+    """Requests one more worker, which no schedule contains."""
+
+    def on_train_step_end(self, run_context):
+        if run_context.original_args().cur_step_num == 2 and kf.current_rank() == 0:
+            kf.propose_new_size(kf.current_cluster_size() + 1)
+
+
 def train_with_model():
     options, files = {}, []
     if kind == "saved":
@@ -79,7 +88,7 @@ def train_with_model():
         files = [ModelCheckpoint("net", f"{sys.argv[1]}/models", CheckpointConfig(save_checkpoint_steps=1))]
     elastic = KungFuElasticCallback(schedule, wait=True, **options)
     model = Model(net, loss_fn, optimizer, {"loss": metrics.Loss()})
-    callbacks = [elastic, *files, Watch()]
+    callbacks = [elastic, *files, Watch(), *([Grow()] if "unplanned" in sys.argv else [])]
     model.fit(epochs, data, numbered(26).batch(4), callbacks=callbacks, dataset_sink_mode=False)
 
 
@@ -120,13 +129,13 @@ if kind == "augment":
 data = ElasticDataset(
     samples,
     global_batch_size=4 * shards,
-    shards=shards,
+    shards="auto" if kind == "auto" else shards,
     seed=5,
     key_column="key" if kind == "augment" else None,
     shards_check="warn" if "warn" in sys.argv else "raise",
     ledger_fingerprints=2,
 )
-if kind in ("model", "saved"):
+if kind in ("model", "saved", "auto"):
     train_with_model()
     end()
 step.cell = counted
