@@ -17,9 +17,9 @@
 namespace mindspore::kernel::kungfu {
 
 // Maps the address of a ticket tensor to the ticket of a started all-reduce. Neither the start
-// kernel nor the wait kernel reads or writes the tensor, because it is in the device's memory. The
-// host could read the tensor only after waiting for the stream, which includes the backward pass.
-// The wait kernel finds its start kernel by the tensor's address.
+// kernel nor the wait kernel reads or writes the tensor, because the tensor is in device memory.
+// The host could read the tensor only after waiting for the stream, which includes the backward
+// pass. The wait kernel finds its start kernel by the tensor's address.
 class Tickets {
  public:
   static Tickets& Get() {
@@ -34,7 +34,7 @@ class Tickets {
     std::lock_guard<std::mutex> guard(mutex_);
     const auto found = tickets_.find(address);
     if (found == tickets_.end()) {
-      throw std::runtime_error("InternalError: found no started all-reduce for this wait");
+      throw std::runtime_error("InternalError: no started all-reduce belongs to this wait");
     }
     const auto ticket = found->second;
     tickets_.erase(found);
@@ -46,9 +46,8 @@ class Tickets {
   std::map<const void*, uint64_t> tickets_;
 };
 
-// Stores tensors in pinned memory, one after another, followed by space (the room) for values that
-// the kernel itself computes. A launch waits until its copies have ended, because the next launch
-// reuses the memory.
+// Stores tensors in pinned memory, followed by space for values that the kernel computes. A launch
+// waits until its copies have ended, because the next launch reuses the memory.
 class PinnedRecord {
  public:
   PinnedRecord() = default;
@@ -114,7 +113,7 @@ class PinnedRecord {
 
   void* memory_{nullptr};
   uint64_t bytes_{0};
-  char* rest_{nullptr};  // the next free byte in the room
+  char* rest_{nullptr};  // the next free byte after the tensors
   std::vector<kf_blob> blobs_;
   kf_stream stream_{nullptr};
 };
@@ -152,8 +151,7 @@ struct Accelerator {
 };
 
 // Returns the kernel that MindSpore's factory creates for `name`, or null if the factory has no
-// such kernel. The kernel lives as long as the process. Only tests call this function. The tests
-// launch the kernel as MindSpore does.
+// kernel with this name. The kernel is never destroyed. Only tests call this function.
 template <typename Factory>
 KernelMod* MakeForTests(Factory& factory, const char* name) {
   static auto* const kernels = new std::vector<std::shared_ptr<KernelMod>>;

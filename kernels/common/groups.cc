@@ -21,8 +21,8 @@ struct DtypeOf {
 struct Carried {
   kf_dtype dtype;
   std::string name;    // name of the elements' actual type
-  uint64_t units;      // number of elements of `dtype` that stand for one element of the tensor
-  bool as_themselves;  // false if the elements are sent as integers with the elements' size
+  uint64_t units;      // number of elements of `dtype` that are sent for one element of the tensor
+  bool as_themselves;  // false if the elements are sent as integers of the same size
 };
 
 constexpr std::array<DtypeOf, 12> kDtypes = {{
@@ -171,7 +171,7 @@ const std::vector<Group>& Groups::Bind(const std::string& kernel, const KernelTe
           "StaleClusterError: " + kernel + " \"" + name_ + "\" was compiled for an output of " +
           (outputs.size() == inputs.size() ? std::to_string(output_counts_[i]) : "another number of") +
           " elements, but " + std::to_string(ranks) + " ranks need " + std::to_string(output_count(input_counts_[i])) +
-          ": the cluster size has changed since; build the cell or the jit function again");
+          ": the cluster size has changed; build the cell or the jit function again");
     }
   }
   for (auto& group : groups_) {

@@ -42,9 +42,9 @@ struct Group {
 class Groups {
  public:
   void Init(const PrimitivePtr& primitive);
-  // Never puts tensors of different parts into one group. Set `copies` if the operation only copies
-  // elements. The tensors may then have any dtype, because they are sent as integers of the same
-  // size.
+  // Divides the tensors into groups. Tensors `i` and `j` are in different groups if `part_of(i)`
+  // differs from `part_of(j)`. Set `copies` if the operation only copies elements. The tensors may
+  // then have any dtype, because their elements are sent as integers of the same size.
   void Sort(const std::string& kernel, const KernelTensors& inputs, const KernelTensors& outputs, bool copies,
             const std::function<size_t(size_t)>& part_of);
   // Returns the groups, filled in with the memory addresses that this kernel launch uses.
@@ -53,22 +53,22 @@ class Groups {
   const std::vector<Group>& Bind(const std::string& kernel, const KernelTensors& inputs, const KernelTensors& outputs,
                                  bool in_place, uint32_t ranks, const std::function<uint64_t(uint64_t)>& output_count);
 
-  // Returns the name by which ranks match their operations.
+  // Returns the operation's name. It is the same on all ranks.
   const std::string& name() const { return name_; }
-  // Returns the shapes of all tensors in the group's part. Ranks compare them in the consistency
-  // check. Even if the part has several groups, each group has the shapes of the whole part. So the
-  // first group already detects a rank with a different set of dtypes. Otherwise the other ranks
-  // would wait for that rank in a later group.
+  // Returns the shapes of all tensors in the group's part. The consistency check compares the
+  // shapes between ranks. They include the tensors of the part's other groups, so that the check of
+  // the first group detects a rank with a different set of dtypes. Otherwise the other ranks would
+  // wait for that rank in a later group.
   const char* Layout(const Group& group) const { return layouts_[group.part].c_str(); }
 
  private:
   std::string name_;
-  // The maximum number of input bytes in one operation. A larger tensor is sent alone. Negative: no
-  // limit.
+  // The maximum number of input bytes in one operation. A larger tensor is sent alone. A negative
+  // value means no limit.
   int64_t fusion_bytes_{-1};
   std::vector<Group> groups_;
   std::vector<std::string> layouts_;    // one for each part
-  std::vector<uint64_t> input_counts_;  // numbers of elements, each counted in the dtype that is sent for the tensor
+  std::vector<uint64_t> input_counts_;  // each tensor's number of elements, counted in the dtype that is sent
   std::vector<uint64_t> output_counts_;
 };
 

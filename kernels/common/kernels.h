@@ -58,8 +58,8 @@ class CollectiveOn : public Device::Kernel {
       Check(Run(group));
     }
   }
-  // Runs the operation for one group. The base class calls it for each group if the groups are
-  // independent of each other.
+  // Runs the operation for one group. The base class calls this function for each group if the
+  // groups are independent of each other.
   virtual kf_status Run(const Group& group) = 0;
   // Returns true if the operation only copies elements. The elements may then have any dtype.
   virtual bool Copies() const { return false; }
@@ -75,7 +75,7 @@ class CollectiveOn : public Device::Kernel {
   // Returns true if the kernel writes its outputs into its inputs' memory.
   virtual bool InPlace() const { return false; }
 
-  // Calls a function of the runtime with the group and with the other arguments in `rest`.
+  // Calls the runtime's `function` with the group and the arguments in `rest`.
   template <typename Function, typename... Rest>
   kf_status Bring(Function* function, const Group& group, Rest... rest) const {
     return Device::Call(function, stream_, groups_.name().c_str(), group.tensors.data(), group.tensors.size(),
@@ -85,7 +85,7 @@ class CollectiveOn : public Device::Kernel {
   const std::string& name() const { return groups_.name(); }
 
   void* stream_{nullptr};  // MindSpore's stream, valid during a launch
-  uint32_t ranks_{1};      // the number of ranks when this launch began, which the output sizes must match
+  uint32_t ranks_{1};      // the number of ranks when this launch began; the output sizes must match this number
 
  private:
   Groups groups_;
@@ -183,8 +183,8 @@ class Broadcast : public CollectiveOn<Device> {
   uint32_t root_{0};
 };
 
-// Broadcasts into parameters in place. Don't use it for ordinary tensors, because other code may
-// still need their old values.
+// Broadcasts parameters in place. Don't use it for ordinary tensors, because other code may still
+// need their old values.
 template <typename Device>
 class BroadcastInPlace : public Broadcast<Device> {
  protected:
@@ -193,9 +193,9 @@ class BroadcastInPlace : public Broadcast<Device> {
 
 // ---- an all-reduce split into start and wait; MindSpore runs other kernels in between ----
 
-// The input is a tuple of tensors that all have the same dtype. The outputs are the same number of
-// tensors, and the ticket, which is one uint64. The contents of the output tensors are undefined
-// before the wait.
+// The input is a tuple of tensors that all have the same dtype. The outputs are one tensor for each
+// input, and the ticket (one uint64). The contents of the output tensors are undefined before the
+// wait.
 template <typename Device>
 class AllReduceStart : public Reducing<Device> {
  public:
@@ -208,8 +208,8 @@ class AllReduceStart : public Reducing<Device> {
  protected:
   kf_status Run(const Group& group) override {
     uint64_t ticket = 0;
-    // Another rank may run the all-reduce without overlap, with the same name and tensors. This
-    // text lets the consistency check detect such a rank.
+    // Another rank may run this all-reduce without overlap. The added text lets the consistency
+    // check detect that rank.
     const std::string layout = std::string(this->Layout(group)) + ", overlapping the backward pass";
     const kf_status status = this->Bring(Device::kStartAllReduce, group, this->op_, layout.c_str(), &ticket);
     if (status == KF_OK) {
@@ -228,9 +228,9 @@ class AllReduceStart : public Reducing<Device> {
 // only for all inputs or for none.
 //
 // The result tensors are inputs so that MindSpore keeps them alive until they are written. The
-// gradients are inputs because of MindSpore's launch order, which depends on the distance from the
-// end of the graph. With the gradients as inputs, a gradient near the end of the graph is computed,
-// and its reduction starts, before the backward pass continues. Without them, the reduction of the
+// gradients are inputs because MindSpore's launch order depends on a kernel's distance from the end
+// of the graph. With these inputs, a gradient near the end of the graph is computed, and its
+// reduction starts, before the backward pass continues. Without these inputs, the reduction of the
 // last groups would start only after one more layer.
 template <typename Device>
 class AllReduceWait : public Device::Kernel {
@@ -254,7 +254,8 @@ class AllReduceWait : public Device::Kernel {
     tensors.reserve(counts_.size());
     for (size_t i = 0; i < counts_.size(); ++i) {
       if (outputs[i]->device_ptr() != inputs[i]->device_ptr()) {
-        throw std::runtime_error("InternalError: " + this->kernel_name_ + ": an output isn't in place of its input");
+        throw std::runtime_error("InternalError: " + this->kernel_name_ +
+                                 ": an output doesn't use the memory of its input");
       }
       tensors.push_back({nullptr, outputs[i]->device_ptr(), counts_[i]});
     }
@@ -402,8 +403,7 @@ class StoreOn : public Device::Kernel {
   typename Device::Record record_;
 };
 
-// Inputs: the parameters. Output: the version number under which the kernel saved them in the model
-// store.
+// Inputs: the parameters. Output: the version of the saved model.
 template <typename Device>
 class SaveModel : public StoreOn<Device> {
  public:

@@ -20,8 +20,8 @@ namespace mindspore::kernel::kungfu {
 // compiled functions that PyNative code calls (frontend). MindSpore chooses between these threads
 // and the pool. The choice depends on how long the first launches took.
 //
-// During the call, only the queues' own threads may push to the queues. They stop when all queued
-// work is done.
+// During the call, no other thread may add work to the queues. The queues' own threads may add work
+// until all queued work is done.
 inline void FlushDenormalsOfQueues() {
   class Flush : public runtime::AsyncTask {
    public:

@@ -1,5 +1,5 @@
-// Philox4x32-10: computes random numbers as a function of a counter and a key. The numbers therefore depend only on
-// their purpose, not on the worker or the time. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+// Philox4x32-10: computes random numbers from a counter and a key, independently of the worker and
+// the time. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 #ifndef KUNGFU_KERNELS_CPU_PHILOX_H_
 #define KUNGFU_KERNELS_CPU_PHILOX_H_
 

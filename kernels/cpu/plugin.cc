@@ -110,9 +110,9 @@ struct Host {
 };
 
 // Inputs: the gradients of a shard, followed by the shard's loss. Outputs: the same number of
-// tensors, followed by one bool. The bool is true if the step has ended. Only then are the output
-// tensors valid. This kernel exists only on CPUs, because the sums stay in the host's memory
-// between launches.
+// tensors, followed by one bool, which is true if the step has ended. The output tensors are valid
+// only if the bool is true. This kernel exists only on CPUs, because the sums stay in the host's
+// memory between launches.
 class SumShards : public CollectiveOn<Host> {
  public:
   bool Launch(const KernelTensors& inputs, const KernelTensors& workspace, const KernelTensors& outputs,
@@ -144,7 +144,8 @@ class SumShards : public CollectiveOn<Host> {
 };
 
 // Code that Dropout and its gradient share. Input: a tensor of a float dtype. Output: 0 for each
-// dropped element, and a scaled element for each kept one. The scale preserves the expected value.
+// dropped element, and the scaled element for each kept one. The scale preserves the expected
+// value.
 class Dropping : public HostKernel {
  public:
   bool Init(const KernelTensors&, const KernelTensors&) override {
@@ -293,7 +294,7 @@ class WorldAllReduce : public Reducing<Host> {
   }
 
  protected:
-  uint32_t Ranks() const override { return 1; }  // any number is right, because no shape depends on the number of ranks
+  uint32_t Ranks() const override { return 1; }  // any number works, because no shape depends on the number of ranks
 
   kf_status Run(const Group& group) override {
     const bool together = TakesPart();
@@ -368,7 +369,7 @@ class WorldAllReduce : public Reducing<Host> {
 // hasn't begun training does the work of all virtual ranks itself.
 class WorldBroadcast : public Broadcast<Host> {
  protected:
-  uint32_t Ranks() const override { return 1; }  // any number is right, because no shape depends on the number of ranks
+  uint32_t Ranks() const override { return 1; }  // any number works, because no shape depends on the number of ranks
 
   kf_status Run(const Group& group) override {
     if (!TakesPart()) {
@@ -418,9 +419,9 @@ extern "C" __attribute__((visibility("default"))) void kungfu_ms_ask_whether_it_
   mindspore::kernel::kungfu::takes_part = ask;
 }
 
-// Sets the function that chooses, among the cluster's ranks, the rank that does the work of a given
-// virtual rank. Each broadcast of the virtual world calls the function. The function may choose
-// only ranks whose entry in the list isn't 0.
+// Sets the function that maps a virtual rank to the rank that does its work. Each broadcast of the
+// virtual world calls the function. The function may return only ranks whose entry in the list
+// isn't 0.
 extern "C" __attribute__((visibility("default"))) void kungfu_ms_ask_who_plays(int (*ask)(int, const uint8_t*, int)) {
   mindspore::kernel::kungfu::who_plays = ask;
 }

@@ -1,4 +1,4 @@
-// Makes each of MindSpore's kernels compute its work in one part.
+// Stops MindSpore's kernels from dividing their work into parts.
 #ifndef KUNGFU_KERNELS_CPU_UNDIVIDED_H_
 #define KUNGFU_KERNELS_CPU_UNDIVIDED_H_
 
@@ -9,18 +9,18 @@
 
 namespace mindspore::kernel::kungfu {
 
-// From now on, makes each of MindSpore's kernels compute its work in one part. Returns false if
+// From now on, MindSpore's kernels don't divide their work into parts. Returns false if
 // MindSpore has no thread pool.
 //
 // Some kernels (`Log` and others that use `ParallelLaunchAutoSearch`) try several numbers of parts
-// in their first launches, and keep the fastest number. Other kernels divide their work by the
-// number of threads. The boundaries between parts decide which elements are computed by vector
+// in their first launches, and keep the number that was fastest. Other kernels divide their work by
+// the number of threads. The boundaries between parts decide which elements are computed by vector
 // units and which elements are computed one by one. The boundaries therefore affect the last bits
 // of the result.
 //
-// A kernel never uses more parts than the number of threads that the pool reports. This function
-// makes the pool report 1 thread, which also overrides the number of parts that a kernel has
-// already found. The pool's threads don't change, nor do the threads that run the graph's actors.
+// A kernel never uses more parts than the number of threads that the pool reports. So this function
+// makes the pool report 1 thread. Kernels that have already chosen a number of parts obey the new
+// limit too. The pool's threads and the threads that run the graph's actors don't change.
 inline bool ComputeUndivided() {
   auto* const actors = ActorMgr::GetActorMgrRef();
   if (actors->GetActorThreadPool() == nullptr) {  // MindSpore creates the pool with the first graph; create it now in
@@ -36,8 +36,8 @@ inline bool ComputeUndivided() {
     return false;
   }
   // Kernels use the sum of the pool's two thread counts. The count of actor threads must not
-  // change, so the count of kernel threads is set such that the sum is 1. The count is unsigned and
-  // may wrap around.
+  // change, so the count of kernel threads becomes 1 minus that count. This unsigned value may wrap
+  // around.
   pool->SetKernelThreadNum(size_t{1} - pool->GetActorThreadNum());
   return pool->GetKernelThreadNum() == 1;
 }

@@ -12,7 +12,7 @@
 namespace kungfu {
 
 // Returns the ticks of a counter that runs at a constant rate. Reading std::chrono's clock would
-// take longer than the rest of a measurement.
+// take longer than everything else that a measurement does.
 inline uint64_t Ticks() {
 #if defined(__x86_64__)
   return __rdtsc();

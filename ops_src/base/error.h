@@ -1,4 +1,4 @@
-// Errors inside the runtime. The only exception type contains a status of the C ABI.
+// The exceptions of the runtime. Each one contains a status of the C ABI.
 #ifndef KUNGFU_BASE_ERROR_H_
 #define KUNGFU_BASE_ERROR_H_
 
@@ -18,8 +18,7 @@ class KF_API Error : public std::runtime_error {
  public:
   Error(kf_status status, const std::string& message) : std::runtime_error(message), status_(status) {}
   kf_status status() const { return status_; }
-  // Returns the message in the form in which it crosses the C ABI, for example "PeerLostError: rank
-  // 2 failed".
+  // Returns the exception's name and message, for example "PeerLostError: rank 2 failed".
   std::string Described() const { return std::string(StatusName(status_)) + ": " + what(); }
 
  private:

@@ -9,7 +9,7 @@ namespace kungfu {
 
 // Remembers the process that created an object. A forked child has a copy of its parent's memory.
 // Without this check, the child could publish data in its parent's name. The child could also wait
-// for a lock whose holder is a thread of the parent, which doesn't exist in the child. So each
+// for a lock forever, because the thread that holds the lock exists only in the parent. So each
 // object that acts for a process calls `IsCopy` or `Refuse` before it takes a lock.
 //
 // fork() increments a counter in the child, so a check is one load and one comparison. Children of

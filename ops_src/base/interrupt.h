@@ -14,9 +14,9 @@ class KF_API Interrupted : public Error {
   explicit Interrupted(const std::string& by) : Error(KF_ABORTED, "the wait was interrupted by " + by) {}
 };
 
-// While this object lives, its thread calls `check` during each wait: every 20 ms, and when a
-// signal interrupts its sleep. `check` may throw only Interrupted. If `check` is null, the thread
-// calls nothing.
+// While this object lives, the thread that created it calls `check` during each wait: every 20 ms,
+// and when a signal interrupts the wait. `check` may throw only Interrupted. If `check` is null,
+// the thread calls nothing.
 class InterruptCheck {
  public:
   explicit InterruptCheck(void (*check)());

@@ -26,8 +26,7 @@ class Library {
       return reinterpret_cast<Function*>(address);
     }
   };
-  // Throws Error KF_MISSING if the library doesn't have the function. The file is then another
-  // version or another library.
+  // Throws Error KF_MISSING if the library doesn't have the function.
   Symbol Find(const std::string& name) const;
   // Returns null if the library doesn't have the function.
   Symbol FindOptional(const std::string& name) const;

@@ -11,13 +11,13 @@ namespace kungfu {
 // Measures how long a wait has lasted, excluding the time during which this process was stopped.
 //
 // Every clock continues while a process is stopped. With an ordinary clock, a waiting thread's
-// deadline could pass during a pause, although the awaited rank was stopped as well.
+// deadline could pass during a pause, although the rank that it waits for was stopped as well.
 //
 //  1. A waiting thread reads the clock at least every kLongestSlice, because it sleeps in slices and reads the clock
 //     between two slices.
 //  2. So if two reads are more than kMostGap apart, this thread didn't run for part of the time between them. Only
 //     kMostGap of this time is counted. (Test: RunTime.APauseCountsAsOneGap.)
-//  3. A pause of any length uses up at most kMostGap of the time limit. After the pause, the awaited rank has the rest
+//  3. A pause of any length uses up at most kMostGap of the time limit. After the pause, the other rank has the rest
 //     of the time limit to publish its data.
 //  4. A wait still ends. Each read counts either the whole time since the last read or kMostGap, and any thread that
 //     runs will read the clock again. A machine with too few cores makes deadlines longer, never shorter.

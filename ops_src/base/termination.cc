@@ -14,7 +14,7 @@ std::atomic<pid_t> owner{0};       // the process that called CatchSigterm
 std::atomic<pid_t> supervisor{0};  // the process that ends the job's workers
 std::atomic<bool> requested{false};
 std::atomic<time_t> requested_at{0};  // seconds of CLOCK_MONOTONIC
-constexpr time_t kSameSignal = 2;     // seconds within which children that received the same SIGTERM end
+constexpr time_t kSameSignal = 2;     // children that received the same SIGTERM end within this many seconds
 std::atomic<int> requests{-1};
 
 void ActByDefault() {

@@ -1,5 +1,5 @@
-// Treats SIGTERM as a request that any thread can wait for. Python isn't enough: only its main
-// thread can set and run signal handlers, and that thread may be busy for a long time.
+// Treats SIGTERM as a request that any thread can wait for. Python's handlers run only in its main
+// thread, which may be busy for a long time.
 #ifndef KUNGFU_BASE_TERMINATION_H_
 #define KUNGFU_BASE_TERMINATION_H_
 
@@ -10,8 +10,8 @@ namespace kungfu {
 // After this call, this process's first SIGTERM writes a byte to `fd`, a pipe that must stay open.
 // The second SIGTERM has its default action. The effect also depends on the sender:
 //
-// - A SIGTERM from the process `supervisor`, which ends workers, has its default action (0: there
-//   is no supervisor).
+// - A SIGTERM from the process `supervisor` has its default action. 0 means that there is no
+//   supervisor.
 // - MindSpore sends SIGTERM to its own process after a SIGINT, or if a signal has killed a child
 //   process of its dataset. This SIGTERM isn't a request and has its default action. It is ignored
 //   in the first two seconds after a request, because the child may have received the same SIGTERM

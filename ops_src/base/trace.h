@@ -22,8 +22,8 @@ namespace kungfu {
 // Test: Trace.EventsOfManyThreadsAreWrittenWholeAndInOrder
 //
 // 2. A producer never waits for space in its ring. If the ring is full, the event is lost, and the
-// file contains the number of lost events. `Name` shares a mutex with the writer, which holds it
-// only while it copies names and pointers.
+// file contains the number of lost events. `Name` and the writer share a mutex. The writer holds
+// this mutex only while it copies names and pointers.
 // Test: Trace.FullRingLosesEventsAndCountsThem
 //
 // 3. A ring is freed when its thread has ended and its events are written. The thread sets
@@ -45,7 +45,7 @@ namespace kungfu {
 // Test: Trace.ForkedChildAddsNothing
 class KF_API Trace {  // exported, because the bindings must use the same static data
  public:
-  // The kinds of event. After the colon: the meaning of an event's `values`. The writer adds the
+  // The kinds of event. The text after the colon explains an event's `values`. The writer adds the
   // category and the names of the values.
   enum class What : uint8_t {
     kOperation,  // a collective, from the call to the result: bytes, n (see NameOperation), version, waiting time (ns)
@@ -81,7 +81,7 @@ class KF_API Trace {  // exported, because the bindings must use the same static
   // Writes the last events and ends the file.
   static void Stop() noexcept;
 
-  // Returns the number that stands for a name in events. Takes a mutex.
+  // Returns the number that stands for a name in events. Locks a mutex.
   static uint32_t Name(const std::string& name) noexcept;
   // Returns the number that stands for the name of a collective. Call it when the collective has
   // ended in cluster version `version`. `n` receives the number of collectives with this name that

@@ -287,10 +287,8 @@ PYBIND11_MODULE(_core, m) {
         return std::make_tuple(taken.gradient, taken.any, taken.commits, taken.first, taken.last);
       },
       "Return which reductions have ended since the last call: (latest gradient reduction, latest other all-reduce, "
-      "number of "
-      "commits, first commit, last commit). All values except the number of commits are generations plus one, and 0 "
-      "means none. A "
-      "commit is a set of gradient reductions that ended together.");
+      "number of commits, first commit, last commit). All values except the number of commits are generations plus "
+      "one, and 0 means none. A commit is a set of gradient reductions that ended together.");
   m.def(
       "members_of", [](uint32_t generation) { return Peer::Get().Current()->MembersOf(generation); },
       "Return the ranks that contributed to operations that ended in this generation.");
@@ -310,9 +308,7 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "set_sources", [](const Members& sources) { Peer::Get().Current()->SetSources(sources); }, py::arg("sources"),
       "Set the ranks that have the same data (ascending, the same list on all ranks). Valid until the next call. A "
-      "broadcast "
-      "whose "
-      "root is one of these ranks may copy the data from any of them.");
+      "broadcast whose root is one of these ranks may copy the data from any of them.");
   m.def(
       "state_root", [] { return Peer::Get().Current()->StateRoot(); },
       "Return the lowest rank that had the training state when it joined, or the cluster size if no rank had it.");
@@ -348,8 +344,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("reset", [] { Peer::Get().Reset(); });
   m.def("catch_sigterm", &CatchSigterm, py::arg("fd"), py::arg("supervisor"),
         "From now on the first SIGTERM writes a byte to the pipe `fd`. The second SIGTERM, and any SIGTERM from the "
-        "process "
-        "`supervisor`, has its default action.");
+        "process `supervisor`, has its default action.");
   m.def("end_by_sigterm", &EndBySigterm, "End this process by the default action of SIGTERM.");
   m.def(
       "resize",
@@ -366,7 +361,7 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "set_join_handler", [](const py::object& callable) { Peer::Get().SetJoinHandler(JoinHandlerFrom(callable)); },
       py::arg("callable"),
-      "Set the function that a process calls before it first uses the cluster, unless it has already joined.");
+      "Set the function that a process calls before it first uses the cluster, unless the process has already joined.");
 
   m.def(
       "all_reduce",
@@ -439,7 +434,7 @@ PYBIND11_MODULE(_core, m) {
         py::gil_scoped_release release;
         host::SlowThreads::Get().AwaitOne();
       },
-      "Return when a thread of this process has waited in a collective for 0.1 s, or at once if one already has. "
+      "Wait until some thread of this process has waited in a collective for 0.1 s. "
       "Signals don't end this call.");
   m.def(
       "look_for_deadlock",
@@ -501,7 +496,7 @@ PYBIND11_MODULE(_core, m) {
       "trace_now", [] { return Trace::On() ? Trace::Now() : 0; },
       "Return CLOCK_MONOTONIC in nanoseconds, or 0 if no trace is written.");
   m.def("trace_span", &Trace::AddProgram, py::arg("name"), py::arg("began_ns"),
-        "Add an event to the trace for what the program has done since `began_ns`.");
+        "Add an event `name` to the trace. It begins at `began_ns` and ends now.");
   m.def("trace_step_begins", &Trace::StepBegins, "Record that a training step begins.");
   m.def("trace_step_ends", &Trace::StepEnds, py::arg("step"), "Add the step to the trace.");
 
@@ -519,7 +514,7 @@ PYBIND11_MODULE(_core, m) {
         }
         return std::make_tuple(all.operations, all.brought_bytes, all.busy_s, all.exposed_s, received);
       },
-      "Return (operations, bytes of input, seconds in collectives, exposed seconds among them, bytes received from "
+      "Return (operations, bytes of input, seconds in collectives, exposed part of these seconds, bytes received from "
       "each rank) since the process started.");
   m.def(
       "watch_gradients", [](const std::string& name) { monitoring::GradientNorms::Get().Watch(name); }, py::arg("name"),
@@ -538,7 +533,7 @@ PYBIND11_MODULE(_core, m) {
       "create_segment", &shm::Segment::Create, py::arg("size"), py::arg("cluster_version"), py::arg("cores"),
       py::arg("recovers") = false, py::arg("control_block") = false,
       "Create the shared memory of one cluster version. Return its descriptor, which the caller owns. `control_block`: "
-      "Set it for the ranks of several hosts, whose ranks and launchers only notify each other through this memory.");
+      "set it if the cluster has several hosts. Ranks and launchers then use this memory only to notify each other.");
   py::class_<shm::SegmentControlBlock>(m, "SegmentControl", "The launcher's access to a segment.")
       .def(py::init(
                [](int fd) { return std::make_unique<shm::SegmentControlBlock>(std::make_shared<shm::Segment>(fd)); }),
@@ -548,11 +543,10 @@ PYBIND11_MODULE(_core, m) {
       .def("mark_lost", &shm::SegmentControlBlock::MarkLost, py::arg("rank"), py::arg("reason"),
            py::arg("recover") = false, py::arg("reaped") = false,
            "Notify the members that `rank` has failed. They continue without it, or their waits end with "
-           "PeerLostError. Its process may still run. `reaped`: whether the process has ended, so that its resources "
-           "are free. "
-           "A later call can report this.")
+           "PeerLostError. The rank's process may still run. `reaped`: whether the process has ended, so that its "
+           "resources are free. A later call can set `reaped`.")
       .def("gave_up", &shm::SegmentControlBlock::GaveUpAlone, py::arg("rank"),
-           "Return why the living process of `rank` can't continue and must be ended, or '' if it can continue.")
+           "Return why the running process of `rank` can't continue and must be ended, or '' if it can continue.")
       .def(
           "awaited",
           [](const shm::SegmentControlBlock& control_block) {
@@ -562,7 +556,7 @@ PYBIND11_MODULE(_core, m) {
             }
             return waits;
           },
-          "Return (rank, awaited rank, whether the wait will soon time out) for each rank that waits now. If "
+          "Return (rank, rank that it waits for, whether the wait will soon time out) for each rank that waits now. If "
           "both ranks are equal, the rank waits for no particular rank.")
       .def("set_ending", &shm::SegmentControlBlock::SetEnding, py::arg("rank"), py::arg("ending"),
            "Set whether the launcher is about to end `rank`. The other ranks' waits don't time out meanwhile.")
@@ -591,8 +585,8 @@ PYBIND11_MODULE(_core, m) {
                     found.operations.data(), static_cast<Py_ssize_t>(found.operations.size()), "replace")));
           },
           py::arg("rank"),
-          "Return what the rank has reported: (index of its activity, seconds since it began, names of the "
-          "operations in which its process stands still, or '').")
+          "Return what the rank has reported: (index of its activity, seconds since the activity began, names of the "
+          "operations in which its process is stuck, or '').")
       .def("announce", &shm::SegmentControlBlock::Announce, py::arg("version"),
            "Notify the members that a newer cluster version is desired.")
       .def("hold_deadlines", &shm::SegmentControlBlock::HoldDeadlines, py::arg("held"),

@@ -71,9 +71,9 @@ void RegisterShards(py::module_& m) {
         Step::Get().UpdateFollows([held] { return Told(held); });
       },
       py::arg("where"),
-      "Declare that an update follows the taken shards in any case. `where` returns (address, bytes) of all memory "
-      "that the update writes to. It may be called on another thread, and must live until the step has ended or is "
-      "undone.");
+      "Declare that an update runs after the taken shards are added, even if the step hasn't ended. `where` returns "
+      "(address, bytes) of all memory that the update writes to. Another thread may call `where`, so keep `where` "
+      "alive until the step has ended or is undone.");
   m.def(
       "sharded_step_over", [] { return Step::Get().Over(); }, released,
       "Return whether the step has ended. Call this after adding the shards that this rank has taken.");
@@ -84,7 +84,7 @@ void RegisterShards(py::module_& m) {
   m.def("end_sharded_step", [] { Step::Get().End(); });
   m.def(
       "shard_pace", [] { return Step::Get().Pace(); }, released,
-      "Return for how many seconds this rank has computed in this step, and the number of shards that it computed.");
+      "Return (seconds of computing, number of computed shards) of this rank in this step.");
   m.def(
       "sharded_members", [] { return Step::Get().MembersNow(*Peer::Get().Current()); }, released,
       "Return the ranks that will take part in the next step.");
@@ -97,8 +97,8 @@ void RegisterShards(py::module_& m) {
         return shards::Partition(shards, members, weights).Of(rank);
       },
       py::arg("shards"), py::arg("members"), py::arg("weights"), py::arg("rank"),
-      "Return the shards that `rank` computes, ascending, in a step of `members`. `weights`: one per member, or "
-      "empty.");
+      "Return, in ascending order, the shards that `rank` computes in a step of `members`. `weights`: one per member, "
+      "or empty.");
 }
 
 }  // namespace kungfu

@@ -1,5 +1,5 @@
 // Python bindings for the model store: ms_kungfu.comm.save, ms_kungfu.comm.request, and the
-// functions by which other workers find a worker's store.
+// functions that publish and find workers' stores.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -57,9 +57,9 @@ void RegisterStore(py::module_& m) {
         Peer::Get().store().SetHandlers(std::move(told), FunctionFrom<int, uint32_t>(find));
       },
       py::arg("announce"), py::arg("find"),
-      "Set two functions. `announce` accepts the descriptor of this process's store, publishes it, and returns '' or "
-      "why it was rejected. `find` accepts a rank and returns the descriptor of its store, which the runtime closes, "
-      "or -1.");
+      "Set two functions: `announce` publishes the descriptor of this process's store, and returns '' or the "
+      "reason for a rejection; `find` returns the descriptor of a rank's store, or -1. The runtime closes this "
+      "descriptor.");
   m.def(
       "reset_store",
       [] {

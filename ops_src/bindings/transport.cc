@@ -124,11 +124,12 @@ void RegisterTransport(py::module_& m) {
            py::arg("key"), py::arg("ca"),
            "The arguments are PEM files. Raises ImportError if there is no OpenSSL, ValueError if a file is invalid.");
   py::class_<tcp::TlsEnd, std::shared_ptr<tcp::TlsEnd>>(
-      m, "TlsEnd", "One end of a TLS connection. Its owner transfers the bytes until a transport takes it over.")
+      m, "TlsEnd",
+      "One end of a TLS connection. Its owner transfers the bytes until a transport takes over the connection.")
       .def(py::init<std::shared_ptr<tcp::TlsContext>, bool, const std::string&>(), py::arg("context"),
            py::arg("called"), py::arg("name"),
-           "`called`: whether the other end opened the connection. `name`: the name that its certificate must have; '' "
-           "accepts any.")
+           "`called`: whether the other end opened the connection. `name`: the name that the other end's certificate "
+           "must have; '' accepts any name.")
       .def(
           "put", [](tcp::TlsEnd& end, const std::string& bytes) { end.Put(bytes.data(), bytes.size()); },
           py::arg("bytes"), "Add bytes that have arrived from the network.")
@@ -159,22 +160,21 @@ void RegisterTransport(py::module_& m) {
       .def(py::init(&MakeTransports), py::arg("local_fd"), py::arg("control_fd"), py::arg("host"),
            py::arg("host_of_rank"), py::arg("addresses"), py::arg("names"), py::arg("connections"),
            py::arg("for_models"), py::arg("find"), py::arg("tls"), py::arg("strategy"),
-           "`local_fd`: a segment with one slot more than this host has ranks. `control_fd`: a segment with "
-           "all ranks. `host_of_rank`, `addresses`: one item per rank. `names`, `connections`, `for_models`: one item "
-           "per host; the last two hold connected sockets to the host (none for this host), which are closed here even "
-           "on failure. `find`: returns the descriptor of a local rank's model store, which the transport closes, or "
-           "-1. "
-           "`tls`: the TLS end of each socket that uses TLS. `strategy`: KungFu's name for how hosts reduce, the same "
-           "on "
-           "all hosts.")
+           "`local_fd`: a segment with one slot more than this host has ranks. `control_fd`: a segment with all ranks. "
+           "`host_of_rank`, `addresses`: one item per rank. `names`, `connections`, `for_models`: one item per host; "
+           "the last two hold connected sockets to the host (none for this host). The transport closes them, even on "
+           "failure. `find`: returns the descriptor of a local rank's model store, which the transport closes, or -1. "
+           "`tls`: the TLS end of each socket that uses TLS. `strategy`: KungFu's name of the strategy by which hosts "
+           "reduce; the same on all hosts.")
       .def("connect", &Transports::Connect, py::arg("local_rank"),
-           "Return two sockets for the process with this rank in the local segment: to the transport for collectives, "
-           "and to the one for models. The caller passes them on and closes them.")
+           "Return two sockets for the process with this local rank: one to the transport for "
+           "collectives, and one to the transport for models. The caller passes them to the process and then closes "
+           "them.")
       .def("lose_host", &Transports::LoseHost, py::arg("host"), py::call_guard<py::gil_scoped_release>(),
            "Continue without this host. All its ranks must be marked lost in the control blocks of all hosts. The "
            "transports of all other hosts must be notified of the same hosts in the same order.")
       .def("unreachable", &Transports::Unreachable,
-           "Return (host, why) for each host to which a connection has ended, except hosts passed to lose_host.")
+           "Return (host, reason) for each host to which a connection has ended, except hosts passed to lose_host.")
       .def(
           "failure", [](const Transports& transports) { return transports.transport->failure(); },
           "Return why the transport has failed (for example, a lost host), or ''.")

@@ -57,7 +57,7 @@ class Device {
   std::condition_variable ended_;
   std::deque<JobPtr> queue_;                         // guarded by mutex_
   std::unordered_map<uint64_t, JobPtr> by_ticket_;   // guarded by mutex_; operations that no caller waits for yet
-  std::unordered_map<uint64_t, uint32_t> sequence_;  // guarded by mutex_; the next number for each operation name in
+  std::unordered_map<uint64_t, uint32_t> sequence_;  // guarded by mutex_; the next number for each operation name of
                                                      // `sequence_of_`
   std::weak_ptr<Communicator> sequence_of_;          // guarded by mutex_
   uint64_t last_ticket_ = 0;                         // guarded by mutex_

@@ -62,11 +62,11 @@ class Driver {
 // thread-safe.
 class DeviceCommunicator {
  public:
-  // Aborts all running work at once, without a result.
+  // Immediately aborts all running work.
   virtual ~DeviceCommunicator() = default;
   // Returns true when the communicator has started and the launched work is on its stream. The
-  // caller calls this function repeatedly, and no other function until it returns true. Never
-  // blocks for long. Throws Error.
+  // caller must call no other function until this one returns true. Never blocks for long. Throws
+  // Error.
   virtual bool Ready() = 0;
   // Begins to enqueue one operation. `Engine::Supports` must be true for this operation. Never
   // blocks for long.
@@ -87,8 +87,8 @@ class Engine {
   virtual std::unique_ptr<DeviceCommunicator> Begin(const std::string& id, uint32_t rank, uint32_t size) = 0;
 };
 
-// Only the code behind these functions uses the vendors' libraries. They throw Error KF_MISSING if
-// a library is missing.
+// Only the code behind these functions uses the vendors' libraries. The functions throw Error
+// KF_MISSING if a library is missing.
 std::unique_ptr<Driver> OpenCuda(const char* paths);
 std::unique_ptr<Engine> OpenNccl(const char* paths);
 std::unique_ptr<Driver> OpenAcl(const char* paths);
@@ -96,8 +96,8 @@ std::unique_ptr<Engine> OpenHccl(const char* paths, Driver& driver);
 
 // ---- ownership ----
 
-// An event that has been recorded. Events are recorded only once, because ACL would require a reset
-// before the second time.
+// A recorded event. Each event is recorded only once, because ACL requires a reset before an event
+// is recorded again.
 class Mark {
  public:
   Mark() = default;

@@ -20,7 +20,7 @@ constexpr auto kDrain = std::chrono::seconds(10);
 struct Ready {
   uint64_t key;        // hash of the name
   uint64_t signature;  // hash of the properties that must be equal on all ranks
-  uint32_t sequence;   // number of this operation among those with its name
+  uint32_t sequence;   // number of this operation among the operations with its name
   uint32_t weight;     // the rank's weight in a mean; 0 if all ranks have equal weights
   uint32_t expired;    // 1 if the rank has waited too long for this operation
 };
@@ -157,7 +157,7 @@ void Session::ChooseEngine() {
   CopyText(own.why, tools_.why_no_engine);
   try {
     CopyText(own.identity, Text(BootId(), " ", tools_.driver.Identity(tools_.driver.Here().device)));
-  } catch (const Error& error) {  // the next gather reports the error; the other ranks wait for this rank there
+  } catch (const Error& error) {  // the next gather, in which the other ranks wait, reports the error
     own.has_library = 0;
     CopyText(own.why, error.what());
   }
@@ -240,8 +240,8 @@ void Session::BringUp() {
   }
 }
 
-// Repeats rounds until all ranks are `done`, a rank has an error (`done` throws on that rank), or a
-// rank has failed. The outcome is the same on all ranks.
+// Gathers the ranks' states repeatedly until all ranks are `done`, a rank has an error (`done`
+// throws on that rank), or a rank has failed. The outcome is the same on all ranks.
 Session::Outcome Session::Rounds(const std::function<bool()>& done, Error* failure) {
   RunTime waited;
   Status own{};
@@ -287,7 +287,7 @@ void Session::RunBatch(const std::vector<JobPtr>& jobs) {
   for (const JobPtr& job : jobs) {
     try {
       SaveInputs(job);
-    } catch (const Error& error) {  // the rounds report the error; the other ranks wait for this rank there
+    } catch (const Error& error) {  // the rounds, in which the other ranks wait, report the error
       job->failure = error;
     }
     const bool fits = tools_.engine != nullptr && tools_.engine->Supports(job->operation);

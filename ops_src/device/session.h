@@ -28,7 +28,7 @@ struct Job : KeptOperation {
   Mark ready;                   // a point on the caller's stream; the inputs are ready when the stream has passed it
   std::unique_ptr<Block> kept;  // a copy of the inputs of an in-place reduction, in case it must be repeated
   bool by_staging = false;
-  std::optional<Error> failure;  // a failure of this rank's device, before the other ranks have been notified
+  std::optional<Error> failure;  // a failure of this rank's device that the other ranks don't know about yet
 
   // The device's mutex guards these members:
   bool ended = false;

@@ -25,9 +25,9 @@ class GradientNorms : public Observer {
  public:
   static GradientNorms& Get();
 
-  // Starts to watch all-reduces that compute a sum or mean of floats, and whose name contains
-  // `name` as one of its parts between slashes. For example, `gradients` matches "gradients",
-  // "gradients/0" and "adaptive/gradients/0". If `name` is empty, no all-reduce is watched.
+  // Starts to watch all-reduces that compute a sum or mean of floats, and whose name, split at
+  // slashes, contains `name`. For example, `gradients` matches "gradients", "gradients/0" and
+  // "adaptive/gradients/0". If `name` is empty, no all-reduce is watched.
   void Watch(const std::string& name);
   // Returns the sums since the last call of `Take` or `Watch`.
   Norms Take();
@@ -51,9 +51,9 @@ class GradientNorms : public Observer {
   Norms sums_;        // guarded by mutex_
 };
 
-// Returns the sum of the squares of `count` elements. Blocks are added up in float32, with several
-// independent sums, and their sums in float64. The relative error is below 1e-6. Equal elements
-// give bitwise equal results.
+// Returns the sum of the squares of `count` elements. Each block is summed in float32, in several
+// partial sums. The blocks' sums are added in float64. The relative error is below 1e-6. Equal
+// elements give bitwise equal results.
 double SquaredNorm(const void* data, uint64_t count, kf_dtype dtype);
 // Returns the CPU time that this thread has used, in seconds.
 double ThreadCpuSeconds();

@@ -215,7 +215,7 @@ std::optional<Error> Background::Settle(const std::vector<PendingPtr>& all) {
     if (pending == nullptr) continue;
     const auto ran_on = pending->ran_on.lock();
     if (ran_on == nullptr || (communicator != nullptr && communicator != ran_on)) {
-      return Error(KF_STALE, "the cluster has changed since the awaited operations were started");
+      return Error(KF_STALE, "the cluster has changed since the operations were started");
     }
     communicator = ran_on;
     operations.push_back(pending->operation);

@@ -22,8 +22,8 @@
 namespace kungfu {
 
 // One thread that runs operations in the order in which they were started. This order must be the
-// same on all ranks, as with blocking calls. If the order is the same, one rank may start an
-// operation here while another rank makes a blocking call.
+// same on all ranks, as with blocking calls. One rank may start an operation here while another
+// rank makes the matching blocking call.
 //
 // Ownership. `Start` copies the inputs into memory of the pending operation, because MindSpore may
 // free a failed graph's tensors at any time without notifying a kernel. The caller's outputs are

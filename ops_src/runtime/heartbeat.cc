@@ -30,7 +30,7 @@ Heartbeat::~Heartbeat() {
 
 void Heartbeat::Follow(std::shared_ptr<Communicator> communicator) {
   if (shared_ != nullptr && process_->IsCopy()) {
-    shared_ = nullptr;  // the state, whose lock may be held, remains: the parent's thread has left a reference
+    shared_ = nullptr;  // doesn't destroy the state, because the parent's thread has left a reference
   }
   if (shared_ != nullptr) {
     std::lock_guard<std::mutex> guard(shared_->mutex);

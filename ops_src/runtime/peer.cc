@@ -107,7 +107,7 @@ void Peer::Enter(const std::shared_ptr<Next>& next) {
     next->Assemble();
   } catch (...) {
     // If the policy is to recover, the other members wait only until this rank is marked as failed.
-    // If this rank left instead, all of them would give up. GiveUp has stopped this rank's
+    // If this rank left instead, all members would give up. GiveUp has stopped this rank's
     // heartbeat in the cluster version, so the launcher ends the process if the process doesn't end
     // on its own.
     if (next->recovers()) throw;
@@ -135,7 +135,7 @@ void Peer::Leave(const std::string& reason) {
 
 void Peer::Reset() {
   Install(std::make_shared<LoneCommunicator>(), "the runtime has been finalized");
-  TheBackground().Stop();  // ends at once, because the communicator of the queued operations is closed
+  TheBackground().Stop();  // ends immediately, because the communicator of the queued operations is closed
 }
 
 Background& Peer::TheBackground() {

@@ -37,7 +37,7 @@ class Peer {
   // Returns the current communicator. If a join handler is set, calls it first.
   std::shared_ptr<Communicator> Current();
 
-  // Sets the handler by which this process joins its cluster later. The handler calls Join or
+  // Sets the handler that makes this process join its cluster later. The handler calls Join or
   // Leave, and then removes itself. Until then, every call of Current() first calls the handler.
   // Several threads may call the handler at once, and the handler itself may call Current().
   void SetJoinHandler(JoinHandler handler);
@@ -61,15 +61,15 @@ class Peer {
   // Returns `layout` with the claim added in front.
   std::string WithClaim(const char* layout);
 
-  // Returns the model store of this process, which also reaches the stores of the other processes
-  // in its cluster.
+  // Returns this process's access to its own model store and to those of the other processes in its
+  // cluster.
   store::PeerStore& store();
 
   // Becomes rank `rank` in the segment with descriptor `fd`, and waits for the other members.
   // Closes the previous communicator. The caller still owns the descriptor.
   void Join(int fd, uint32_t rank, const std::string& address, bool has_state, const CommunicatorOptions& options);
-  // Does the same as Join for a cluster over several hosts. It needs descriptors of this host's
-  // segment, of the segment with all ranks, and of two sockets: one to the transport (see
+  // Does the same as Join for a cluster over several hosts. The descriptors refer to this host's
+  // segment, to the segment with all ranks, and to two sockets: one to the transport (see
   // ClusterCommunicator) and one to the model transport (see OtherHosts).
   void JoinHosts(int local, int control_segment, int requests, int models, const hosts::Places& places, uint32_t rank,
                  const std::string& address, bool has_state, const CommunicatorOptions& options);

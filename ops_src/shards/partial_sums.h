@@ -19,9 +19,9 @@ class PartialSums {
  public:
   void Begin(kf_dtype dtype, size_t elements);
   // Adds a shard, multiplied by `share`. If the shard's sibling in the tree is present, the two are
-  // added. Their sum is then added to its own sibling if that is present, and so on up the tree. A
-  // shard without a sibling is copied. With `borrow`, the shard stays in the tensors until `Keep`
-  // is called.
+  // added. Their sum is then added to its own sibling if that sibling is present, and so on up the
+  // tree. A shard without a sibling is copied. With `borrow`, the shard stays in the tensors until
+  // `Keep` is called.
   void Add(const Tree& tree, uint32_t shard, const kf_tensor* tensors, size_t num_tensors, double share, bool borrow);
   // Copies the shard that an earlier `Add` borrowed from these tensors.
   void Keep(const kf_tensor* tensors, size_t num_tensors);

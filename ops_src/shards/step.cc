@@ -55,8 +55,9 @@ bool IsInPlace(const kf_group& group) {
                      [](const kf_tensor& tensor) { return tensor.count > 0 && tensor.input == tensor.output; });
 }
 
-// Returns the squared norm of the gradients in these groups. With `outputs`, takes the gradients
-// from the outputs, which is valid if the step has ended. Otherwise takes them from the inputs.
+// Returns the squared norm of the gradients in these groups. If `outputs` is true, takes the
+// gradients from the outputs, which are valid if the step has ended. Otherwise takes them from the
+// inputs.
 double SquaredNormOf(const kf_group* groups, size_t num_groups, const void* loss, bool outputs) {
   double sum = 0;
   for (size_t k = 0; k < num_groups; k++) {
@@ -357,7 +358,7 @@ void Step::MoveTo(uint32_t generation) {
   }
 }
 
-// Keeps the roots of groups that have ended, if a later group hasn't ended yet, because the groups'
+// Copies the roots of the groups that have ended, if a later group hasn't ended yet. The groups'
 // memory is valid only during this launch.
 void Step::KeepRoots(const std::vector<kf_group>& groups) {
   for (size_t k = roots_.size(); k < reduced_; k++) {

@@ -13,14 +13,14 @@
 // (host/failure_rules.cc). A rank that fails after all its nodes are published has contributed.
 // Otherwise all survivors go to the next generation, in which the failed rank's shards are assigned
 // to the other members. A rank that gets new shards isn't ready for that generation. Bring returns
-// "more" on this rank, and the caller computes and adds the new shards. The other ranks wait for it
-// in that generation. A second failure is handled in the same way. Sums stay until the step has
-// ended, so only the failed rank's shards are computed again.
+// "more" on this rank, and the caller computes and adds the new shards. The other ranks wait for
+// this rank in that generation. A second failure is handled in the same way. Sums stay until the
+// step has ended, so only the failed rank's shards are computed again.
 // Test: ShardsFailures.AStepIsWholeWhereverOneFails
 // Test: ShardsFailures.AStepIsWholeWhereverTwoFail
 //
 // 3. No circular wait. A rank waits only in the reduction of a generation, and only after it has
-// added all its shards of that generation. So a rank with shards left doesn't wait.
+// added all its shards of that generation. So a rank that still has shards to add doesn't wait.
 // Test: ShardsFailures.AStepIsWholeWhereverOneFails
 //
 // 4. The groups of a step (gradients by dtype, moving statistics) are reduced one after another.
@@ -29,13 +29,13 @@
 // is valid before all groups have ended.
 // Test: ShardsFailures.AStepIsWholeWhereverTwoFail
 //
-// 5. The bits of a root depend only on the shards' gradients. The tree is fixed. Each node is the
+// 5. Equal gradients of the shards give bitwise equal roots. The tree is fixed. Each node is the
 // left child plus the right child, rounded to the dtype in which the node is sent. The first shard
 // is copied and never added to zeros. All additions use the same float environment.
 // Test: ShardsTree.AnyAssignmentInAnyOrderHasTheBitsOfOnePlainSum
 //
 // 6. If gradients are watched (monitoring/gradient_norms.h), the squared norm of each shard's
-// gradients goes through the tree as one additional number. So all ranks get the same mean of the
+// gradients is added up in the tree like one more gradient. So all ranks get the same mean of the
 // norms, independently of the partition.
 // Test: ShardsStep.MeasuresTheGradientsOfItsShardsAndTheirMean
 //
@@ -86,10 +86,10 @@ struct Plan {
 
 // The values that, together with an element's index, determine the random numbers of one draw.
 //
-// `place` identifies the layer that draws. It is the number of draws since the computation of the
-// shard began. A program draws in the same order everywhere: on new and old workers, and in both of
-// MindSpore's modes. A number assigned at a layer's creation would depend on what else the process
-// has created. A layer that is called twice draws twice.
+// `place` is the number of draws since the computation of the shard began. A program makes its
+// draws in the same order everywhere: on new and old workers, and in both of MindSpore's modes. A
+// number assigned at a layer's creation would depend on the other layers that the process has
+// created.
 struct Key {
   uint64_t seed, step;
   uint32_t shard, place;
@@ -125,9 +125,9 @@ class Step {
   // Makes the next call of Bring only compute hashes of the gradients. See Hashes.
   void TakeForHashes(uint32_t shard);
 
-  // Announces an update after the next call of Bring, whatever Bring returns. `where` returns the
-  // memory that the update writes to. If the update must be undone, Bring calls `where` on the
-  // caller's thread.
+  // Declares that an update runs after the next call of Bring, even if the step hasn't ended.
+  // `where` returns the memory that the update writes to. If the update must be undone, Bring calls
+  // `where` on the caller's thread.
   void UpdateFollows(std::function<std::vector<Written>()> where);
   // Restores the memory that the update has written to, unless the step has ended. Call it after
   // the update.
@@ -135,8 +135,8 @@ class Step {
 
   // Adds gradients. Returns true if the step has ended. The outputs of `groups` then hold the
   // result. Returns false if Missing() returns more shards. The groups must be the same in each
-  // call, except for their memory. `loss` is the `input` of the loss, the one tensor that isn't a
-  // gradient, or null.
+  // call, except for their memory. `loss` is the `input` pointer of the loss tensor, which isn't a
+  // gradient. `loss` may be null.
   bool Bring(const kf_group* groups, size_t num_groups, const void* loss = nullptr);
   // Returns the result of the last call of Bring, for callers that run after the graph.
   bool Over() const;

@@ -1,10 +1,10 @@
-// The fixed tree in which the gradients of a step's shards are added up. Its functions are pure.
+// The fixed tree in which the gradients of a step's shards are added up.
 //
 // A shard is a leaf of the tree. *Node* (level, index) is the sum of the existing shards from index
 // << level up to, but not including, (index + 1) << level. It is the left child plus the right
 // child, or only the left child if the right child has no shards. So the number of shards
-// determines the tree, and the shards' gradients determine the bits of its root. The bits don't
-// depend on which member computes which shard, nor on the order in which the shards arrive.
+// determines the tree, and the shards' gradients determine its root, bit for bit. Neither the
+// assignment of shards to members nor the order in which the shards arrive affects the root.
 #ifndef KUNGFU_SHARDS_TREE_H_
 #define KUNGFU_SHARDS_TREE_H_
 
@@ -32,7 +32,7 @@ struct Node {
 // Shard numbers in ascending order, without repetitions.
 using Shards = std::vector<uint32_t>;
 
-// If a node's sibling has no shards, the node equals its parent. The highest of such equal nodes
+// If a node's sibling has no shards, the node equals its parent. The highest of these equal nodes
 // represents all of them.
 class Tree {
  public:

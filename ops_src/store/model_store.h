@@ -1,10 +1,10 @@
-// The memory in which a worker keeps its latest models. Other workers on the same host read it
-// while the worker trains.
+// The memory in which a worker keeps its latest models. Other workers on the same host read this
+// memory while that worker trains.
 //
 // Each worker has one such memory, which is an anonymous file like a segment. Only that worker
 // writes to it, and the memory outlives the cluster versions. The other workers get a read-only
 // descriptor. A *record* belongs to one name. It contains the layout, and two buffers that
-// successive versions use in turn. Neither the writer nor a reader waits:
+// successive versions use alternately. Neither the writer nor a reader waits:
 //
 //   writer, version v into buffer v % 2          reader
 //     begun[v % 2] = v                             v = latest (none: 0)
@@ -17,8 +17,8 @@
 // 1. A read is whole. The reader has read `latest == v`, so all words of version v were written
 // before that. The buffer is written again only for version v + 2, and `begun` announces this
 // first. So a reader that has read any word of v + 2 also reads begun == v + 2. It then starts
-// again with the newer `latest`. Repetitions are rare, because the time for a copy is long: it
-// includes a whole save, and all work between two saves (a training step).
+// again with the newer `latest`. Repetitions are rare, because a copy may take as long as a whole
+// save and the time between two saves (a training step).
 // Test: ModelStore.ReadsAreWholeWhileTheOwnerSavesWithoutPause
 //
 // 2. The writer may fail at any point. While it writes version v, `latest` is v - 1, and the buffer
@@ -88,7 +88,7 @@ class ModelStore {
 struct Description {
   std::string layout;
   uint64_t bytes = 0;    // number of bytes in all tensors, without the padding between them
-  uint64_t version = 0;  // the latest version, or 0 if there is no such record or version
+  uint64_t version = 0;  // the latest version, or 0 if nothing was saved
 };
 
 // Access to the models of one worker, which is on this host or on another host. Thread-safe.

@@ -314,7 +314,7 @@ void ModelTransport::Work() {
     idle_++;
     changed_.wait(lock, [&] { return closing_ || !jobs_.empty(); });
     idle_--;
-    if (jobs_.empty()) return;  // after Close, jobs end at once, because the mesh no longer sends or receives
+    if (jobs_.empty()) return;  // after Close, jobs end immediately, because the mesh is closed
     const auto job = std::move(jobs_.front());
     jobs_.pop_front();
     lock.unlock();

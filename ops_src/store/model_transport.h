@@ -9,25 +9,25 @@
 //              answer   <-          version and layout, or why there is no model
 //              tensors  <-          only if a model was requested and there is a version
 //
-// 1. No read is torn. The server first copies the record, by the same rules as a worker on
-// its host (StoreView). The copy runs at the speed of memory, not of the network. The server
-// sends this copy, so the owner may save while the model is being sent. The requester
-// reports the model when the whole model has arrived. Versions never decrease: a request that is
-// sent after an answer has arrived reads a later state of the record.
+// 1. No read is torn. The server first copies the record, by the same rules as a worker on its host
+// (StoreView). The copy runs at the speed of memory, not of the network. The server sends this
+// copy, so the owner may save while the model is being sent. The requester reports the model when
+// the whole model has arrived. Versions never decrease: a request that is sent after an answer has
+// arrived reads the record at a later time.
 // Test: ModelsOfOtherHosts.ReadsAreWholeAndNeverGoBack
 //
-// 2. Memory. The requester allocates no memory, because tensors go directly into the
-// worker's parcel. At any time, it requests from a host at most one model of more than kSmallBytes,
-// and one small model in addition. So a small model doesn't wait for a large one. The server
-// accepts at most two unanswered requests from each host. So for every other host it
-// keeps the copy of at most one large model.
+// 2. Memory. The requester allocates no memory, because tensors go directly into the worker's
+// parcel. At any time, the requester requests from each host at most one model of more than
+// kSmallBytes, and one smaller model. So a small model doesn't wait for a large one. The server
+// accepts at most two unanswered requests from each host. So for every other host it keeps the copy
+// of at most one large model.
 // Test: ModelsOfOtherHosts.NoMoreIsKeptForAHostThanTwoAnswers
 //
 // 3. No circular wait. The transport's own thread never waits: it receives from workers and other
 // hosts. All work that takes time runs on other threads, which are started when they are needed.
-// For every other host, two threads ask and two threads answer. A thread that asks waits for the
-// other host's answer. A thread that answers waits only for the network, because the other host has
-// asked and is receiving.
+// For every other host, two threads send requests and two threads answer requests. A requesting
+// thread waits for the other host's answer. An answering thread waits only for the network, because
+// the other host is already receiving.
 // Test: ModelsOfOtherHosts.PausedHostIsAwaitedOnlyByItsOwnReaders
 //
 // 4. Failures.
@@ -44,10 +44,11 @@
 // Test: ModelsOfOtherHosts.TheEndOfTheVersionEndsAllRequests
 //
 // The mesh for collectives has the same lifetime, but models use a separate mesh for these reasons:
-// - A socket's buffer holds several milliseconds of a model. Between separate connections, the
-//   kernel shares the network. During the transfer of a model at 40 MB/s, an all-reduce of 4 bytes
-//   takes 0.1 ms with separate connections, and 12 to 22 ms with shared ones. An all-reduce of 1
-//   MiB takes 24 ms with separate connections, and 75 to 545 ms with shared ones.
+// - A socket's buffer holds as much of a model as the network sends in several milliseconds. If the
+//   connections are separate, the kernel shares the network between them. During the transfer of a
+//   model at 40 MB/s, an all-reduce of 4 bytes takes 0.1 ms with separate connections, and 12 to 22
+//   ms with shared ones. An all-reduce of 1 MiB takes 24 ms with separate connections, and 75 to
+//   545 ms with shared ones.
 // - The loss of a host cancels all messages of the collectives' mesh. Models don't depend on which
 //   ranks have failed. So the models' mesh stays in its first epoch, and no model is sent twice.
 // - The inter-host transport measures the traffic on its connections, and the strategy AUTO selects

@@ -30,10 +30,11 @@ class OtherHosts {
   OtherHosts& operator=(const OtherHosts&) = delete;
 
   bool Have(uint32_t rank) const { return rank < places_.ranks() && places_.HostOf(rank) != host_; }
-  // Returns a view of a rank for which Have() is true. Each call on the view sends a new request,
-  // except OwnerLives, which always returns true, because a worker that has ended has no models. In
-  // addition to ModelView's errors, the view throws StaleClusterError when the cluster version has
-  // ended, CollectiveTimeoutError, and the errors that the thread's InterruptCheck throws.
+  // Returns a view of a rank for which Have() is true. Each call on the view sends a new request.
+  // The exception is OwnerLives, which always returns true, because a worker that has ended has no
+  // models. In addition to ModelView's errors, the view throws StaleClusterError when the cluster
+  // version has ended, CollectiveTimeoutError, and the errors that the thread's InterruptCheck
+  // throws.
   static std::shared_ptr<ModelView> ViewOf(const std::shared_ptr<OtherHosts>& self, uint32_t rank);
   // Ends all waits. Call it when the cluster version has ended.
   void Close() { closed_.store(true, std::memory_order_release); }

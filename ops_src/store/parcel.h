@@ -12,7 +12,7 @@
 //
 // If the transport can't map the parcel, it sends a `Refusal` on the socket of the `Ask`, and drops
 // the `Ask`. Possible reasons are a temporary lack of descriptors or memory, or a descriptor that
-// isn't a parcel. If the reason is temporary, the worker asks again, until its deadline.
+// isn't a parcel. If the reason is temporary, the worker repeats the request until its deadline.
 // Test: ModelsOfOtherHosts.WorkerAsksAgainAfterAMomentaryLackOfItsLauncher
 //
 // 1. One writer. After the `Ask`, only the transport writes to the parcel, and it writes nothing
@@ -26,8 +26,8 @@
 //
 // 2. Failures of the other side. If the worker fails, its parcel exists until the transport has
 // released it, and no process reads it. If the transport ends, it answers all requests that it has
-// received. If it hasn't received a worker's request, the worker detects that the other end of its
-// socket is closed.
+// received. If the transport hasn't received a worker's request, the worker detects that the other
+// end of its socket is closed.
 // Test: ModelsOfOtherHosts.TheEndOfTheVersionEndsAllRequests
 //
 // 3. The transport's writes can't fail, because a parcel can't shrink (the transport checks its

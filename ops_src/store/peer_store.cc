@@ -59,9 +59,9 @@ void Exchange::Begin(const Position& here, const Views& views, const std::string
   for (size_t i = 0; i < sizes.size(); i++) buffer_[i].resize(sizes[i]);
   from_.clear();
   // Choose on this thread, because `views` may call Python. Only a request shows whether a rank on
-  // another host has a model. So the list contains such ranks up to the first rank that is known to
-  // have a model. The fetching thread requests the model from the ranks in this order. So each rank
-  // with a model has the same chance or turn as if all ranks were on this host.
+  // another host has a model. So the list contains ranks on other hosts, up to the first rank that
+  // is known to have a model. The fetching thread requests the model from the ranks in this order.
+  // So the choice is the same as if all ranks were on this host.
   choice_.Choose(here.rank, here.size, [&](uint32_t other) {
     const auto view = views(other);
     if (view == nullptr) return false;

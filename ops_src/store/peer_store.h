@@ -34,8 +34,8 @@ class NeighbourChoice {
  public:
   NeighbourChoice(kf_neighbour kind, uint64_t seed) : kind_(kind), random_(seed) {}
   // Returns one of the other ranks for which `take` returns true, or -1 if there is no such rank.
-  // With KF_RANDOM, all such ranks are equally likely. With KF_ROUND_ROBIN, they come in turn.
-  // `take` is called at most once for each rank.
+  // With KF_RANDOM, all such ranks are equally likely. With KF_ROUND_ROBIN, they take turns. `take`
+  // is called at most once for each rank.
   int64_t Choose(uint32_t rank, uint32_t size, const std::function<bool(uint32_t)>& take);
   // Undoes the turns of the last `count` ranks that were passed to `take`, so that these ranks get
   // their turns again.
@@ -87,7 +87,7 @@ class Exchange {
   std::string layout_;
   std::vector<std::vector<char>> buffer_;
   Source source_;
-  std::optional<uint64_t> begun_in_;  // the cluster version of a fetch that has begun, and whose model wasn't taken yet
+  std::optional<uint64_t> begun_in_;  // the cluster version of the current fetch, until its model is taken
   std::thread thread_;                // started with the first fetch
 };
 
@@ -122,8 +122,8 @@ class PeerStore {
   Description Describe(uint32_t rank, const std::string& name);
   uint64_t Request(uint32_t rank, const std::string& name, const std::string& layout, const kf_blob* blobs,
                    size_t num_blobs);
-  // Copies the latest model under `name` from a running neighbour that has such a model. With
-  // `ahead`, copies the neighbour's latest model as of this process's last save under `name`.
+  // Copies a running neighbour's latest model under `name`. With `ahead`, copies the model that was
+  // the latest one when this process last saved under `name`.
   Source RequestNeighbour(const std::string& name, const std::string& layout, const kf_blob* blobs, size_t num_blobs,
                           kf_neighbour kind, uint64_t seed, bool ahead);
 

@@ -1,8 +1,8 @@
-// The words by which the members of a cluster version and their launcher notify each other. The
-// words show which ranks are present, which have failed and in which order, which have called
-// GiveUp, and which version comes next. They contain no tensor data and change rarely, so they
-// don't slow down operations. This interface doesn't define where the words are stored. On one host
-// they are in the segment (transport/shm/segment_control_block.h).
+// The shared words through which the members of a cluster version and their launcher notify each
+// other. The words show which ranks are present, which have failed and in which order, which have
+// called GiveUp, and which version comes next. They contain no tensor data and change rarely, so
+// they don't slow down operations. This interface doesn't define where the words are stored. On one
+// host they are in the segment (transport/shm/segment_control_block.h).
 #ifndef KUNGFU_TRANSPORT_CONTROL_BLOCK_H_
 #define KUNGFU_TRANSPORT_CONTROL_BLOCK_H_
 
@@ -17,9 +17,9 @@ namespace kungfu {
 // The state of a rank. It changes only to higher values, and kLost is final.
 enum class RankState : uint32_t { kAbsent = 0, kAttached = 1, kLeft = 2, kLost = 3 };
 
-// How a rank gives up if it can't continue. With kAlone, only this rank is affected, and the other
-// ranks wait until the launcher has ended its process. With kForAll, the communicator is closed on
-// every rank.
+// What happens if a rank can't continue. With kAlone, only this rank is affected, and the other
+// ranks wait until the launcher has ended this rank's process. With kForAll, the communicator is
+// closed on every rank.
 enum class GaveUp : uint32_t { kNo = 0, kAlone = 1, kForAll = 2 };
 
 // The functions are grouped by the process that writes the words. Each word has only one writer.
@@ -37,8 +37,7 @@ class ControlBlock {
   virtual void Announce(uint64_t version) = 0;
   virtual uint64_t announced() const = 0;  // the newest cluster version that the launcher knows
   // While deadlines are held, no member's deadline runs. The launcher holds them while it waits for
-  // the job's store, without which it can't publish the decisions for which the members wait (the
-  // choice of a version, the loss of a host).
+  // the job's store, because it can't publish decisions without the store.
   virtual void HoldDeadlines(bool held) = 0;
   virtual bool deadlines_held() const = 0;
   // Marks `rank` as lost. `reason` is for the survivors. With `recover`, the rank is added to the

@@ -12,8 +12,8 @@
 namespace kungfu::device {
 namespace {
 
-// HCCL's numbers for dtypes and reductions, in the order of kf_dtype and kf_op. HCCL has no mean,
-// so a mean is a sum that is divided afterwards.
+// HCCL's numbers for dtypes and reductions, in the order of kf_dtype and kf_op. A mean is a sum
+// that is divided afterwards.
 constexpr int kHcclDtypes[] = {
     hccl::kInt8,  hccl::kUint8,  hccl::kInt16,   hccl::kUint16,   hccl::kInt32,   hccl::kUint32,
     hccl::kInt64, hccl::kUint64, hccl::kFloat16, hccl::kBfloat16, hccl::kFloat32, hccl::kFloat64,
@@ -21,8 +21,8 @@ constexpr int kHcclDtypes[] = {
 constexpr int kHcclOps[] = {hccl::kSum, hccl::kSum, hccl::kMin, hccl::kMax, hccl::kProd};
 static_assert(std::size(kHcclDtypes) == kNumDtypes && std::size(kHcclOps) == kNumOps);
 
-// Returns true for the dtypes that HCCL reduces on every device that it supports. On some devices,
-// HCCL reduces more dtypes.
+// Returns true if HCCL can reduce `dtype` on every device. On some devices, HCCL reduces more
+// dtypes.
 bool IsReduced(kf_dtype dtype) {
   return dtype == KF_INT8 || dtype == KF_INT32 || dtype == KF_FLOAT16 || dtype == KF_FLOAT32 || dtype == KF_BFLOAT16;
 }
@@ -73,12 +73,12 @@ class Division {
   size_t last_bytes_ = 0;
 };
 
-// Starts an HCCL communicator. HCCL blocks during this call and can't be stopped, so a separate
-// thread makes the call. If the HcclCommunicator is destroyed before the call returns, the thread
-// ends later on its own (after HCCL_CONNECT_TIMEOUT, 120 s by default).
+// Starts an HCCL communicator. The HCCL function blocks and can't be stopped, so a separate thread
+// calls it. If the HcclCommunicator is destroyed before the call returns, the thread ends later on
+// its own (after HCCL_CONNECT_TIMEOUT, 120 s by default).
 struct BringUp {
   std::atomic<bool> ended{false};
-  std::atomic<bool> let_go{false};  // set by both the thread and its owner; the second one destroys the communicator
+  std::atomic<bool> let_go{false};  // set by both the thread and its owner; the later one destroys the communicator
   // The thread uses these members until `ended` is true. After that, the thread's owner uses them.
   int result = hccl::kSuccess;
   std::string failure;

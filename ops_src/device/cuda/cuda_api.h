@@ -70,8 +70,8 @@ struct Id {
 };
 using Comm = void*;
 
-// NCCL's configuration in version 2.14. Later versions of NCCL have more fields at the end, and
-// find out from `size` and `version` which fields exist.
+// NCCL's configuration in version 2.14. Later versions have more fields at the end. NCCL reads
+// `size` and `version` to find out which fields the caller's structure has.
 struct Config {
   size_t size = sizeof(Config);
   unsigned magic = 0xcafebeef;

@@ -59,25 +59,25 @@ typedef enum kf_op {
 } kf_op;
 
 // One tensor of an operation. `count` is the number of elements in `input`. `output` normally has
-// the same number of elements. An all-gather's output has `count` times the number of ranks, and a
-// reduce-scatter's output `count` divided by it. If input == output, the operation is in place.
-// Other overlaps aren't allowed.
+// the same number of elements. An all-gather's output has `count` * ranks elements, and a
+// reduce-scatter's output has `count` / ranks elements. If input == output, the operation is in
+// place. Other overlaps aren't allowed.
 typedef struct kf_tensor {
   const void* input;
   void* output;
   uint64_t count;
 } kf_tensor;
 
-// Runs an operation on `num_tensors` tensors of one dtype, which are sent together without first
-// being copied into one array. Calls with the same `name` match: the k-th call on one rank matches
-// the k-th call on every other rank. `layout` describes the shapes, e.g. "(2,3) (4,)". The ranks
-// compare their layouts, and error messages contain them. `layout` may be NULL.
+// Runs an operation on `num_tensors` tensors of one dtype. The tensors are sent together, without
+// first being copied into one array. Calls with the same `name` match: the k-th call on one rank
+// matches the k-th call on every other rank. `layout` describes the shapes, e.g. "(2,3) (4,)". The
+// ranks compare their layouts, and error messages contain them. `layout` may be NULL.
 KF_API kf_status kf_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype, kf_op op,
                                const char* layout);
 // Runs the all-reduces of a step's gradients, one after another, as one operation. If a rank fails
-// during the call, it has contributed either to all of them or to none. No output is valid before
-// all of them have ended. A mean of floats weights each rank by its number of samples if these
-// numbers differ. The weights are set in Python.
+// during the call, it has contributed either to all of these all-reduces or to none. No output is
+// valid before all of them have ended. If the ranks' numbers of samples differ, a mean of floats is
+// weighted by these numbers, which are set in Python.
 typedef struct kf_group {
   const char* name;
   const kf_tensor* tensors;
@@ -114,8 +114,8 @@ KF_API kf_status kf_wait(const kf_started* started, size_t num_started);
 // Adds the gradients of one shard, in a step that ShardedStep has begun (see shards/step.h). If
 // *over is 1 afterwards, the step has ended, and the outputs hold the sum over all shards, divided
 // by the number of shards. If *over is 0, more shards must be computed, and the outputs aren't
-// valid. Only float dtypes are supported. `loss` is the `input` of the loss, the one tensor that
-// isn't a gradient, or NULL.
+// valid. Only float dtypes are supported. `loss` is the `input` pointer of the loss tensor, which
+// isn't a gradient. `loss` may be NULL.
 KF_API kf_status kf_sum_shards(const kf_group* groups, size_t num_groups, const void* loss, int* over);
 // Returns the values that determine the random numbers of the current shard's next draw. *place is
 // the number of earlier draws for this shard in all of the model's layers. Each call counts as one
@@ -148,9 +148,9 @@ KF_API uint32_t kf_rank(void);
 KF_API uint32_t kf_size(void);
 KF_API uint64_t kf_cluster_version(void);
 // Describes the last all-reduce that this process has finished. *count is the number of ranks that
-// contributed. *stamp changes whenever the set of contributing ranks changes. It is the cluster
-// version, with the number of failures in that version in the highest bits. Both values are the
-// same on all contributing ranks.
+// contributed. *stamp changes whenever the set of contributing ranks changes. It contains the
+// cluster version and, in the highest bits, the number of failures in that version. Both values are
+// the same on all contributing ranks.
 KF_API kf_status kf_participants(uint32_t* count, uint64_t* stamp);
 
 // Returns the message of the last failed call on this thread. The pointer is valid until the next

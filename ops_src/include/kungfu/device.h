@@ -86,8 +86,8 @@ KF_API kf_status kf_device_copy(void* to, const void* from, uint64_t bytes, kf_c
 // point is detected while the inputs are still intact. In a cluster of one rank, the call doesn't
 // wait.
 //
-// The ranks may call in different orders, from different threads and with different names. The
-// runtime launches the operations in the same order on all ranks.
+// The ranks may call these functions in different orders, from different threads and with different
+// names. The runtime launches the operations in the same order on all ranks.
 KF_API kf_status kf_device_all_reduce(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,
                                       kf_op op, const char* layout, kf_stream stream);
 KF_API kf_status kf_device_broadcast(const char* name, const kf_tensor* tensors, size_t num_tensors, kf_dtype dtype,

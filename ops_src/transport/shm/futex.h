@@ -33,14 +33,14 @@ inline void Pause() {
 //
 // 1. No wake-up is lost. A waiting thread sets the sleep flag (Arm), then checks everything else
 // that could end its wait, and then sleeps while the word equals the value that Arm returned, which
-// includes the flag. The awaited event happens in one of two ways:
+// includes the flag. The wait ends in one of two ways:
 // - The writer advances the counter. This clears the flag. If the flag was set, the writer wakes
 //   all sleepers. If the waiting thread isn't sleeping yet, the kernel finds that the word has
-//   changed and returns at once. If the flag was not set, Arm comes later: it sets the flag in the
-//   new value and returns this value.
+//   changed and returns immediately. If the flag was not set, Arm comes later: it sets the flag in
+//   the new value and returns this value.
 // - Another thread changes another word (for example after a failure), and then calls Stir on this
 //   word. If the flag was set, Stir clears it, and the rest is as in the first case. If it was not
-//   set, Arm comes after Stir in the order of this word. Arm acquires, so the waiting thread's last
+//   set, Arm comes after Stir in the order of this word. Arm has acquire order, so the thread's last
 //   check sees the change of the other word.
 // Test: WithoutOne.SleepingRanksAreWoken
 //

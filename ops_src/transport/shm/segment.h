@@ -28,7 +28,7 @@ inline constexpr uint32_t kMaxMembers = 1024;    // maximum number of ranks in a
 inline constexpr uint32_t kChannels = 2048;      // number of names that can be bound at the same time
 inline constexpr uint32_t kStagingBuffers = 64;  // maximum number of running operations that need a staging buffer
 inline constexpr uint32_t kPinnedBuffers = 32;   // staging buffers that their members may keep: see staging_buffers.cc
-inline constexpr uint32_t kStagingWords = 3;     // the counters ready, reduced and done; each rank has one of each
+inline constexpr uint32_t kStagingWords = 3;     // number of counters per rank: ready, reduced, done
 inline constexpr uint32_t kBuffers = 4;          // number of chunks that a rank can stage ahead in a staging buffer
 inline constexpr size_t kBufferBytes = 256 << 10;
 inline constexpr size_t kInlineBytes = 40;  // an operation with at most this many bytes fits in the mailbox's own cache
@@ -80,9 +80,9 @@ struct alignas(kLine) RankStatus {
 };
 
 // A rank's contribution to operation number `sequence` of a channel. A rank has two mailboxes per
-// channel and uses them alternately. The post for operation k+1 may overwrite the post for k-1.
-// This is safe, because a rank reaches k+1 only after it has seen post k of all ranks, and each
-// rank posts k only after it has finished k-1.
+// channel and uses them alternately. So the contribution to operation k+1 overwrites the
+// contribution to k-1. This is safe, because a rank reaches k+1 only after it has seen every rank's
+// contribution to k, and each rank contributes to k only after it has finished k-1.
 struct alignas(kLine) Mailbox {
   Counter sequence;    // stored with release order after the rest of the line is written
   uint64_t signature;  // kind, dtype, op, and a hash of root and layout; it must be the same on all ranks
@@ -148,7 +148,7 @@ struct alignas(kLine) Header {
   uint16_t failure_order[kMaxMembers];
   static_assert(kMaxMembers - 1 <= UINT16_MAX);
 
-  alignas(kLine) std::atomic<uint32_t> lost;  // number of failed ranks from whose failure the members can't recover
+  alignas(kLine) std::atomic<uint32_t> lost;  // number of failed ranks without which the members can't continue
   std::atomic<uint32_t> gave_up;              // not 0 if the `gave_up` word of some rank may be set
 
   alignas(kLine) std::atomic<uint64_t> staging_buffers;  // a bit is set if the staging buffer with its number is in use
@@ -187,10 +187,10 @@ class Segment {
   Complaint& complaint(uint32_t channel, uint32_t rank) const {
     return At<Complaint>(layout_.complaints, static_cast<size_t>(channel) * size_ + rank);
   }
-  // Three counters of `rank` in a staging buffer: the chunks that are in its buffers (ready), the
-  // chunks of which it has reduced its part (reduced), and the chunks that it has finished (done).
-  // The counters continue from one operation to the next. Between operations, each counter has the
-  // same value on all ranks.
+  // The counters of `rank` in a staging buffer. ready: chunks that are in the rank's buffers.
+  // reduced: chunks in which the rank has reduced its own part. done: chunks that the rank has
+  // finished. The counters continue from one operation to the next. Between operations, each
+  // counter has the same value on all ranks.
   Counter& ready(uint32_t staging_buffer, uint32_t rank) const { return StagingWord(staging_buffer, rank, 0); }
   Counter& reduced(uint32_t staging_buffer, uint32_t rank) const { return StagingWord(staging_buffer, rank, 1); }
   Counter& done(uint32_t staging_buffer, uint32_t rank) const { return StagingWord(staging_buffer, rank, 2); }

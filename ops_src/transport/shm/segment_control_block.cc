@@ -11,7 +11,7 @@ namespace {
 // Reads the clock that all processes on a host share.
 std::chrono::nanoseconds Now() { return std::chrono::steady_clock::now().time_since_epoch(); }
 
-// Calls visit(word) with each word by which `rank` publishes. If `used_only` is false, this
+// Calls visit(word) with each word that `rank` uses to publish data. If `used_only` is false, this
 // includes words that aren't in use yet, because a channel or staging buffer may be bound at any
 // moment.
 template <typename Visit>
@@ -39,9 +39,9 @@ void EachWordOf(const Segment& segment, uint32_t rank, bool used_only, const Vis
 
 }  // namespace
 
-// First fences the words by which `rank` publishes, so that they never change again. Then adds the
-// rank to the list of failures. Finally wakes all sleeping ranks. So a survivor that finds the rank
-// in the list sees the last values of these words.
+// First fences the words that `rank` uses to publish data, so that they never change again. Then
+// adds the rank to the list of failures. Finally wakes all sleeping ranks. So a survivor that finds
+// the rank in the list sees the last values of these words.
 void SegmentControlBlock::MarkLost(uint32_t rank, const std::string& reason, bool recover, bool reaped) {
   if (rank >= size()) throw Error(KF_INVALID, Text("there is no rank ", rank, " in a cluster of ", size()));
   if (recover && header().recovers == 0)
@@ -114,7 +114,7 @@ void SegmentControlBlock::Leave(uint32_t rank) {
   if (!state.Reached(left)) (void)state.Advance(left);
 }
 
-// The load acquires, so a reader of kLeft sees what the rank published before it left.
+// The load has acquire order, so a reader of kLeft sees what the rank published before it left.
 RankState SegmentControlBlock::State(uint32_t rank) const {
   const uint32_t word = segment_->status(rank).state.value.load(std::memory_order_acquire);
   return static_cast<RankState>(word & Counter::kMask);

@@ -76,8 +76,8 @@ class SegmentControlBlock final : public ControlBlock {
   };
   Activity ActivityOf(uint32_t rank) const;
 
-  // ---- the rank for which another rank waits. These words are hints for the launcher, which
-  // checks twice before it acts.
+  // ---- the rank that another rank waits for. These words are hints for the launcher, which checks
+  // twice before it acts.
 
   // Records that `rank` sleeps in a wait for `peer`. If `peer` equals `rank`, the rank waits for no
   // particular rank. `overdue` means that the wait will soon time out. The rank writes the note,

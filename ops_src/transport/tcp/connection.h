@@ -46,7 +46,7 @@ struct Transfer {
     static_cast<void>(done.Advance(1));  // this counter is never fenced
     if (tells >= 0) {
       const uint64_t one = 1;
-      // A full eventfd wakes its reader in any case, so a failed write does no harm.
+      // If the write fails, the eventfd is full, and already wakes its reader.
       [[maybe_unused]] const auto written = write(tells, &one, sizeof one);
     }
   }

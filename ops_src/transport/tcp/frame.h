@@ -13,8 +13,8 @@ namespace kungfu::tcp {
 
 // Identifies a message. `name` is the hash of the operation's name. `number` consists of the
 // operation's sequence number among operations with that name (40 bits), followed by the message's
-// number in the operation (24 bits, which is enough for 4 TiB in pieces of 256 KiB). The messages
-// of two names with the same hash are confused. With a million names, this happens in one of 30
+// number in the operation (24 bits, which is enough for 4 TiB in pieces of 256 KiB). If two names
+// have the same hash, their messages are confused. With a million names, this happens in one of 30
 // million jobs.
 struct Tag {
   static constexpr int kStepBits = 24;
@@ -35,7 +35,7 @@ struct TagHash {
 enum class FrameKind : uint32_t {
   kData = 1,   // `length` bytes of the message, beginning at `offset`
   kReady = 2,  // the receiver has called Receive for `total` bytes, so the message can be sent
-  kOffer = 3,  // the message is small, but there is no credit to send it unasked; the receiver must reply with kReady
+  kOffer = 3,  // a small message that can't be sent yet for lack of credit; the receiver must reply with kReady
   kTaken = 4,  // the frame carries only the value of `taken`
 };
 
@@ -50,22 +50,22 @@ struct FrameHeader {
   Tag tag;
   uint64_t offset = 0;
   uint64_t total = 0;   // number of bytes in the whole message
-  uint64_t taken = 0;   // number of bytes of unasked messages that were taken from the other side in this epoch: see
+  uint64_t taken = 0;   // bytes of unsolicited messages that were taken from the other side in this epoch: see
                         // kUnaskedCredit
   uint32_t length = 0;  // number of bytes in the payload
   uint32_t reserved = 0;
 };
 static_assert(sizeof(FrameHeader) == 64);
 
-// Messages of at most this size are sent unasked, that is, before the receiver has requested them.
-// The receiver keeps such a message until the message's Receive is posted.
+// Messages of at most this size are sent unsolicited, that is, before the receiver has requested
+// them. The receiver keeps such a message until the message's Receive is posted.
 inline constexpr size_t kUnaskedBytes = 32 << 10;
 // The maximum payload of a frame. If a message is divided among several connections, each
 // connection accepts this many bytes at a time. A small message that becomes ready during this time
 // waits for at most one such frame.
 inline constexpr size_t kFrameBytes = 256 << 10;
-// The maximum size of all unasked messages from one host to another that are being sent or kept.
-// Each message counts with its size and a fixed amount for its record.
+// The maximum size of all unsolicited messages from one host to another that are being sent or
+// kept. Each message counts with its size and a fixed amount for its record.
 inline constexpr size_t kUnaskedCredit = 4 << 20;
 inline constexpr size_t UnaskedCharge(size_t bytes) { return bytes + 256; }
 // The maximum number of messages that another host has requested or offered, but that no thread on

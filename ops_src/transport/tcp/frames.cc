@@ -11,18 +11,18 @@
 // Test: Mesh.AfterCancelNoBufferIsTouchedAndNoOldMessageArrives
 //
 // If a sender closes a connection that is held back, this host detects the close when the last
-// bytes fit into its buffers. At the latest, it detects the close in the new epoch, to which any
-// host that has detected the close leads all hosts. The waits of a host that stays in an old epoch
-// end by Cancel, by a loss, or by their deadlines.
+// bytes fit into its buffers. At the latest, it detects the close in the new epoch, which begins on
+// all hosts after any host has detected the close. If a host stays in an old epoch, Cancel, a loss
+// or a deadline ends its waits.
 //
-// 2. Lengths. Each frame states the length of the whole message. This host compares it with the
-// length of the posted message before it writes any byte. `begun` grows with every frame of the
-// message, and never exceeds the message's length. So no frame is written past the end, and the
-// message is complete when all its bytes have arrived. (Two frames might cover the same bytes and
-// leave out other bytes. Only a faulty sender does this, and it could send wrong data in any case.)
-// A message that isn't posted must be small and within the credit. Both sides compute the credit in
-// the same way: the bytes of the message plus a fixed amount for its record. A sender that exceeds
-// the credit is declared lost.
+// 2. Lengths. Each frame states the length of the whole message. This host compares this length
+// with the length of the posted message before it writes any byte. `begun` grows with every frame
+// of the message, and never exceeds the message's length. So no frame is written past the end, and
+// the message is complete when all its bytes have arrived. (Two frames might cover the same bytes
+// and leave out other bytes. Only a faulty sender does this, and it could send wrong data in any
+// case.) A message that isn't posted must be small and within the credit. Both sides compute the
+// credit in the same way: the bytes of the message plus a fixed amount for its record. A sender
+// that exceeds the credit is declared lost.
 // Test: Mesh.UnreceivedSmallMessagesAreBoundedAndDelayNoOther
 // Test: MeshLoss.AHostThatEndsAtAnyByteIsNamedAndTheOthersGoOn
 #include <algorithm>
@@ -64,8 +64,8 @@ void CheckTotal(uint64_t total, uint64_t expected) {
 
 // ---- out
 
-// Makes a system call that may use a caller's memory, without holding the mutex (see Quiet). The
-// arguments of the system call must have been computed after the wait for `released_`.
+// Makes a system call that may use a caller's memory, without holding the mutex (see Quiet).
+// Compute the system call's arguments only after the wait for `released_`.
 template <typename Call>
 SocketResult Mesh::Unlocked(Lock& lock, const Call& call) {
   busy_ = true;
@@ -77,7 +77,7 @@ SocketResult Mesh::Unlocked(Lock& lock, const Call& call) {
   return result;
 }
 
-// Returns true if there is more to write at once.
+// Returns true if more data can be written immediately.
 bool Mesh::Write(Lock& lock, Connection& connection) {
   for (int turn = 0; turn < kTurns; turn++) {
     released_.wait(lock, [&] { return holds_ == 0; });

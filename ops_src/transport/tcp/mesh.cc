@@ -15,15 +15,15 @@
 // 2. No circular wait. Every connection is read at all times, independently of the callers. The
 // only exception is a connection whose next frame belongs to a later epoch (see frames.cc). So a
 // sender waits only for the network. There is always memory for received data: a posted message has
-// its own memory, and an unasked message is covered by the credit. If a sender has no credit, it
-// offers the message instead. The message is then sent when its Receive is posted, like a large
+// its own memory, and an unsolicited message is covered by the credit. If a sender has no credit,
+// it offers the message instead. The message is then sent when its Receive is posted, like a large
 // message. So a message waits only for its own Receive.
 // Test: Mesh.MessagesOfManyThreadsMeetInAnyOrder
 // Test: Mesh.LateReceiverDelaysNoOther
 //
 // 3. Loss of a host. When a host is lost, the mesh ends the host's tickets and records the loss
-// under the mutex. So a ticket that isn't in a table at that moment is created later, and finds the
-// host lost. The connections are closed, and nothing more is read from the host.
+// under the mutex. So later tickets find the host lost. The connections are closed, and nothing
+// more is read from the host.
 // Test: MeshLoss.AHostThatEndsAtAnyByteIsNamedAndTheOthersGoOn
 #include "transport/tcp/mesh.h"
 
@@ -261,7 +261,7 @@ void Mesh::Withdraw(Transfer& transfer) noexcept {
   Host& host = hosts_[transfer.host];
   const auto is_it = [&](const TransferPtr& other) { return other.get() == &transfer; };
   if (const auto found = std::find_if(host.small.begin(), host.small.end(), is_it); found != host.small.end()) {
-    // Nothing of the message has been sent, so the other side will never report it as taken.
+    // No part of the message has been sent, so the other side will never report it as taken.
     host.sent -= UnaskedCharge(transfer.total);
     host.small.erase(found);
   }
@@ -369,7 +369,7 @@ void Mesh::Wake() {
   if (!sleeping_) return;
   sleeping_ = false;
   const uint64_t one = 1;
-  [[maybe_unused]] const auto written = write(wake_, &one, sizeof one);  // a full eventfd wakes its reader, too
+  [[maybe_unused]] const auto written = write(wake_, &one, sizeof one);  // a full eventfd also wakes its reader
 }
 
 void Mesh::Control(Host& host, FrameKind kind, const Tag& tag, uint64_t total) {
@@ -386,9 +386,9 @@ void Mesh::Ask(Host& host, Inbound& inbound) {
   Control(host, FrameKind::kReady, inbound.posted->tag, inbound.total);
 }
 
-// Returns to the sender the credit for a message of `bytes` bytes that it has sent unasked. Every
-// frame to the sender reports the returned credit. A separate frame is sent only if a quarter of
-// the credit is unreported.
+// Gives the sender its credit back for an unsolicited message of `bytes` bytes. Every frame to the
+// sender reports the returned credit. A separate frame is sent only if a quarter of the credit is
+// unreported.
 void Mesh::Take(Host& host, size_t bytes) {
   host.taken += UnaskedCharge(bytes);
   if (host.taken - host.told < kUnaskedCredit / 4) return;

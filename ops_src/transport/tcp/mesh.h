@@ -75,7 +75,7 @@ class Mesh {
     }
     ~Ticket() { Drop(); }
     // Returns true if the message has ended, with or without an error. Then Wait returns or throws
-    // at once.
+    // immediately.
     bool IsDone() const { return transfer_ == nullptr || transfer_->IsDone(); }
 
    private:
@@ -153,7 +153,7 @@ class Mesh {
   struct Inbound {
     enum class State {
       kPosted,    // `posted` is waiting for the message
-      kArriving,  // the message arrives unasked and wasn't posted when it began; `posted` may be set since then
+      kArriving,  // an unsolicited message that wasn't posted when it began to arrive; `posted` may be set since then
       kKept,      // the whole message is in `kept`
       kOffered,   // the other side is waiting for a READY
       kGone,      // the message was withdrawn, so the rest of it is dropped when it arrives
@@ -182,13 +182,13 @@ class Mesh {
     std::unordered_map<Tag, Inbound, TagHash> inbound;
     std::unordered_map<Tag, Outbound, TagHash> outbound;
     std::deque<FrameHeader> control;         // frames without a payload that are waiting to be sent
-    std::deque<TransferPtr> small, granted;  // messages that can be sent: those sent unasked, and those for which a
+    std::deque<TransferPtr> small, granted;  // messages that can be sent: unsolicited ones, and those for which a
                                              // READY has arrived
     size_t early = 0;                        // number of entries in `inbound` and `outbound` that the other side has
                                              // created with kReady and kOffer
-    // Bytes of unasked messages that count against the credit. Outgoing: `sent`, and `sent_taken`,
-    // which the other side has reported as taken. Incoming: `come` (received), `taken` (consumed by
-    // this host), and `told` (reported as taken).
+    // Bytes of unsolicited messages that count against the credit. Outgoing: `sent`, and
+    // `sent_taken`, which the other side has reported as taken. Incoming: `come` (received),
+    // `taken` (consumed by this host), and `told` (reported as taken).
     uint64_t sent = 0, sent_taken = 0, come = 0, taken = 0, told = 0;
 
     bool HasWork() const { return !control.empty() || !small.empty() || !granted.empty(); }

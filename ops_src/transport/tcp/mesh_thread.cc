@@ -16,9 +16,9 @@
 namespace kungfu::tcp {
 namespace {
 
-// A host that ends normally closes its connections one after another. So one connection may be
-// closed while another one still has the host's last data. If a host is killed, its kernel closes
-// all connections at once, and this wait is short.
+// A host that ends normally closes its connections one after another. So the mesh waits this long
+// for the host's last data on the other connections. If a host is killed, its kernel closes all
+// connections together, and the wait is shorter.
 constexpr auto kLinger = std::chrono::milliseconds(100);
 constexpr int kMostEvents = 64;
 
@@ -60,7 +60,7 @@ void Mesh::Serve() {
   }
 }
 
-// Returns true if there is more to write at once.
+// Returns true if more data can be written immediately.
 bool Mesh::WriteAll(Lock& lock) {
   bool more = false;
   for (Host& host : hosts_) {
@@ -71,8 +71,8 @@ bool Mesh::WriteAll(Lock& lock) {
   return more;
 }
 
-// Reads data that has already left the socket, encrypted or decrypted. Epoll can't report such
-// data. Returns true if there is more to read at once.
+// Reads data that TLS has already received from the socket, and that epoll therefore can't report.
+// Returns true if more data can be read immediately.
 bool Mesh::ReadMore(Lock& lock) {
   bool more = false;
   for (Host& host : hosts_) {

@@ -70,12 +70,12 @@ class TlsEnd {
   // If the connection has failed, throws Error KF_INVALID, which says what the other end has done
   // wrong.
   size_t Read(char* to, size_t bytes);
-  // Returns true if both ends have shown their certificates, as far as this end knows. Nothing may
-  // be written earlier.
+  // Returns true if both ends have shown their certificates, as far as this end knows. Write
+  // nothing before that.
   bool IsEstablished() const;
   void Write(const char* from, size_t bytes);
   // Returns the bytes that must be sent. Call it after each call of Read or Write, even if that
-  // call has thrown. The bytes then contain the reason for the other end.
+  // call has thrown. The bytes then report the error to the other end.
   std::vector<char> Take();
 
   // ---- over a socket
@@ -83,8 +83,8 @@ class TlsEnd {
   SocketResult ReadSome(int fd, iovec* parts, size_t num_parts);
   // Returns true if WriteSome has accepted bytes that the kernel hasn't accepted yet.
   bool Holds() const { return holds_; }
-  // Returns true if ReadSome may have more data at once. Only the thread that calls ReadSome may
-  // call this function.
+  // Returns true if ReadSome may return more data immediately. Only the thread that calls ReadSome
+  // may call this function.
   bool HasMore() const { return has_more_; }
 
  private:
