@@ -16,11 +16,11 @@ struct Closed : Error {
   using Error::Error;
 };
 
-// Records that a communicator is closed, and the reason. Only the first reason counts. Thread-safe.
+// Only the first call of Close has an effect. Thread-safe.
 class Closure {
  public:
-  // Closes the communicator, unless it is already closed. If this call closes it, `then` runs
-  // before any other caller can see that it is closed.
+  // Closes the communicator unless it is already closed. `then` runs only if this call closes the
+  // communicator, and before another thread can see the change.
   template <typename Then = void (*)()>
   void Close(kf_status status, const std::string& reason, const Then& then = [] {}) {
     std::lock_guard<std::mutex> guard(mutex_);

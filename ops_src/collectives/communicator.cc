@@ -1,14 +1,14 @@
-// The parts of a communicator that don't depend on how data is transferred: which ranks are
-// members, and what a rank does when it can't continue (it gives up).
+// Implements the parts of a communicator that don't depend on the data transfer: its members, and
+// what a rank does if it can't continue (it *gives up*).
 //
-// If a rank gives up at its deadline, it notifies the other ranks, and they give up too. By then
-// the ranks have reached different operations, so the communicator can't be used any more. The same
-// happens if a rank has an error of its own (for example no memory, or Ctrl-C) and the launcher's
-// policy is to fail.
+// A rank that reaches a deadline notifies the other ranks, and they give up too. The ranks have
+// then reached different operations, so the communicator is unusable. A rank also notifies the
+// other ranks if it has a local error (for example, no memory or Ctrl-C) and the launcher's policy
+// is to fail.
 //
-// If the launcher's policy is to recover, a rank with an error of its own gives up alone. It
-// records that it has given up and stops its heartbeat, and the other ranks wait for the launcher.
-// The launcher kills the rank's process if it is still running, and marks the rank as lost.
+// If the launcher's policy is to recover, a rank with a local error gives up alone. The rank
+// reports this in shared memory and stops its heartbeat. The launcher then kills the rank's process
+// if necessary, and marks the rank as lost. Until then, the other ranks wait.
 //
 // If another thread of the same rank has closed the communicator, the rank sends no notice, because
 // that thread has already sent one.
@@ -83,16 +83,12 @@ void Communicator::Leave() {
   if (is_member() && !process_.IsCopy()) control()->Leave(rank_);
 }
 
-// Called after an error. By then the ranks have reached different operations, so this communicator
-// can't be used any more, and the other ranks give up too. There is one exception: if the policy is
-// to recover and the error concerns only this rank, the other ranks wait until this rank is marked
-// as lost. If this rank is fenced before it gives up, or fails while it gives up, it sends no
-// notice. The other ranks detect this failure without a notice.
+// No notice is sent if the launcher has fenced this rank, or if the rank fails during this call.
+// The other ranks detect these failures without a notice.
 //
-// The other ranks get the same error that closes this communicator: the rank's first thread with an
-// error closes the communicator and writes the notice while it holds the closure's mutex. The
-// rank's other threads then find the communicator closed, and their own errors no longer matter. A
-// rank that has given up alone never makes the other ranks give up later.
+// If several threads of this rank have errors, only the first error closes the communicator and is
+// sent to the other ranks. Both happen while the thread holds the closure's mutex. So a rank that
+// has given up alone never makes the other ranks give up later.
 void Communicator::GiveUp(const Error& error) {
   if (!is_member() || process_.IsCopy()) return;
   closure_.Close(error.status(), error.what(), [&] {

@@ -22,20 +22,19 @@ namespace kungfu {
 struct CommunicatorOptions {
   std::chrono::milliseconds collective_timeout{600000};
   std::chrono::milliseconds join_timeout{300000};
-  // A wait logs the awaited rank after this time, and again after 2, 4, 8, ... times this time. See
-  // base/log.h.
+  // After this time, a waiting rank logs which rank it waits for. It logs again after 2, 4, 8, ...
+  // times this time.
   std::chrono::milliseconds tell_after{10000};
   // If true, GiveUp notifies the other ranks. If false, GiveUp only closes this communicator, and
   // the communicator's owner must notify the other ranks.
   bool tells{true};
-  // Describes what a proxy member waits for in an operation. A host's transport is a proxy member:
-  // it represents all other hosts in the host's segment. Empty if the segment has no proxy member.
+  // Describes what the host's transport waits for in an operation. The transport is a member of the
+  // segment and represents all other hosts. Empty if the segment has no transport.
   std::function<std::string(const Operation&)> behind_it{};
-  // After this many sleeps of 20 ms, a wait is registered for the detection of deadlocks
-  // (host/deadlock.h). Registering takes a mutex. Most waits of a healthy step end before that and
-  // take no mutex.
+  // The number of 20 ms sleeps after which a wait is registered for deadlock detection
+  // (host/deadlock.h). Shorter waits lock no mutex.
   int watched_after{5};
-  // The number of bytes in one slice of a large all-reduce over several hosts, the same on all
+  // The size of one slice of a large all-reduce over several hosts, in bytes. Must be equal on all
   // ranks.
   size_t slice_bytes{1 << 20};
 };
@@ -45,11 +44,11 @@ struct CommunicatorOptions {
 //
 // Subclasses implement the data transfer. HostCommunicator transfers data between the processes of
 // one host (host/host_communicator.h), and ClusterCommunicator between hosts
-// (hosts/cluster_communicator.h). LoneCommunicator is for a process that belongs to no cluster.
-// Everything except data goes through the control block, which all subclasses use in the same way.
+// (hosts/cluster_communicator.h). LoneCommunicator is for a process that belongs to no cluster. All
+// other communication goes through the control block, which all subclasses use in the same way.
 //
-// *Generation* g consists of the ranks that remain after the first g failures. An operation that
-// ends in generation g runs without the failed ranks.
+// *Generation* g consists of the ranks that remain after the first g failures. These ranks
+// contribute to an operation that ends in generation g.
 //
 // Thread-safe. Operations with different names run concurrently on their callers' threads, and
 // don't wait for each other. Operations with the same name run one after another, in a fixed order:
@@ -65,8 +64,9 @@ class Communicator {
    public:
     virtual ~Renewable() = default;
     // Returns this rank's contribution for `generation`, or null if this rank must do other work
-    // before it can contribute. From one call to the next, `generation` never decreases. The name,
-    // kind and dtype are the same in all generations. The result is valid until the next call.
+    // before it can contribute. `generation` never decreases between calls. The name, kind and
+    // dtype of the operation are the same in all generations. The result is valid until the next
+    // call.
     virtual const Operation* In(uint32_t generation) = 0;
   };
 
@@ -78,31 +78,30 @@ class Communicator {
 
   // Runs an operation and returns the generation in which it ended. If a rank fails during the
   // operation and the launcher's policy is to recover, the other ranks finish the operation. Either
-  // all of them use the failed rank's contribution, or none of them does. In the second case:
+  // all of them use the failed rank's contribution, or none of them does. If none does:
   // - an all-gather has zeros in place of the contribution (GatherLiving reports which ranks
   //   contributed);
   // - a reduce-scatter drops the failed rank's part of the result;
   // - a broadcast from the failed rank throws PeerLostError on every rank, and the communicator
   //   stays usable.
   virtual uint32_t Run(const Operation& operation) = 0;
-  // Runs several all-reduces, one after another, so that all of them end in the same generation. If
-  // a rank fails during the call, it has contributed either to all of them or to none.
+  // Runs several all-reduces, one after another, so that all of them end in the same generation. A
+  // rank that fails during the call contributes either to all of these all-reduces or to none.
   virtual uint32_t RunAll(const Operation* operations, size_t num_operations) = 0;
   // Does the same as RunAll for operations that have already run. An operation runs again if
-  // another one ended in a later generation. Its inputs must be the same as in the first run.
+  // another operation ended in a later generation. The inputs must be the same as in the first run.
   virtual uint32_t Settle(const Operation* operations, uint32_t* generations, size_t num_operations) = 0;
-  // Runs an all-reduce whose inputs depend on its generation. It starts in `from_generation`, which
-  // must be the same on all ranks, and may end in a later generation. Returns none if this rank
-  // isn't ready to contribute in the generation that the operation has reached. The other ranks
-  // then wait in that generation. When this rank is ready, it must call RunRenewable again, with
-  // the generation that In() received last.
+  // Runs an all-reduce whose inputs depend on its generation. The all-reduce starts in
+  // `from_generation`, which must be the same on all ranks, and may end in a later generation.
+  // Returns none if operation.In() returns null. The other ranks then wait for this rank. When this
+  // rank can contribute, it must call RunRenewable again, with the generation that was last passed
+  // to In().
   virtual std::optional<uint32_t> RunRenewable(Renewable& operation, uint32_t from_generation) = 0;
 
-  // Sets the ranks that have the same data. The setting holds until the next call. A broadcast
-  // whose root is one of the `sources` may copy the data from any of them. All ranks must set the
-  // same `sources`. If one of the sources fails during the broadcast, the broadcast throws
-  // PeerLostError on every rank, as it does if the root fails. If `sources` is empty, the data
-  // comes only from the root.
+  // Sets which ranks have the same data, until the next call. All ranks must pass the same
+  // `sources`. A broadcast from one of these ranks may copy the data from any of them. If one of
+  // them fails during the broadcast, the broadcast throws PeerLostError on every rank. If `sources`
+  // is empty, the data comes only from the root.
   virtual void SetSources(Members sources) { (void)sources; }
 
   Reductions TakeReductions() { return reductions_.Take(); }
@@ -116,9 +115,9 @@ class Communicator {
   uint64_t cluster_version() const { return cluster_version_; }
   bool is_member() const { return control() != nullptr; }                 // false in a process without a launcher
   bool recovers() const { return is_member() && control()->recovers(); }  // true if the policy is to recover
-  // Returns the ranks that contributed to operations that ended in `generation`.
+  // Returns the ranks that contribute to an operation that ends in `generation`.
   Members MembersOf(uint32_t generation) const;
-  // Returns all ranks except those that have failed, as far as this process knows.
+  // Returns all ranks except those that this process knows to have failed.
   Members Living() const { return MembersOf(is_member() ? control()->num_failed() : 0); }
   // Returns the lowest rank that had the training state when it joined, or `size` if no rank had it.
   uint32_t StateRoot() const;
@@ -140,9 +139,9 @@ class Communicator {
   void SetBusy(bool busy);
 
   // Checks for a deadlock between the ranks of one host (host/deadlock.h), and closes the
-  // communicator if the ranks wait for each other. Call it repeatedly while threads of this process
-  // wait for a long time. `stands_still` is true if no thread of the process makes progress.
-  // `place` describes where the program is.
+  // communicator if the ranks wait for each other. Call this function repeatedly while threads of
+  // this process wait for a long time. `stands_still` is true if no thread of the process makes
+  // progress. `place` describes the current position in the program.
   virtual void LookForDeadlock(bool stands_still, const std::string& place) { (void)stands_still, (void)place; }
 
   // Closes the communicator. Running and later calls throw an error with `status` and `reason`. If

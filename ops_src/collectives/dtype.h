@@ -11,8 +11,8 @@ namespace kungfu {
 inline constexpr int kNumDtypes = KF_FLOAT64 + 1;
 inline constexpr int kNumOps = KF_PROD + 1;
 
-// These functions check a number before it is converted to the enum. An enum value without a
-// matching enumerator is undefined behaviour.
+// Call these functions before you convert a number to the enum. The conversion of a number without
+// a matching enumerator is undefined behaviour.
 inline bool IsDtype(int number) { return number >= KF_INT8 && number <= KF_FLOAT64; }
 inline bool IsOp(int number) { return number >= KF_SUM && number <= KF_PROD; }
 

@@ -21,8 +21,8 @@ inline bool InPlace(const Operation& operation) {
 }
 
 // A list of operations in which each in-place operation reads its inputs from a copy. The copies
-// exist as long as this object. Their memory belongs to the thread and is reused, because new pages
-// cost more than the copy.
+// exist as long as this object. The memory of the copies belongs to the thread and is reused,
+// because allocating new pages takes longer than copying.
 class KeptInputs {
  public:
   KeptInputs(const Operation* operations, size_t num_operations)

@@ -1,5 +1,5 @@
-// The communicator for a cluster of one rank without a launcher. It is used in a process that
-// kungfu-run didn't start, or that hasn't joined a cluster yet.
+// The communicator of a process that kungfu-run didn't start, or that hasn't joined a cluster yet.
+// Its cluster has one rank and no launcher.
 #ifndef KUNGFU_COLLECTIVES_LONE_COMMUNICATOR_H_
 #define KUNGFU_COLLECTIVES_LONE_COMMUNICATOR_H_
 

@@ -15,7 +15,7 @@ namespace kungfu {
 
 class Observer {
  public:
-  // One running operation. If the operation fails, the observation is destroyed without calling
+  // One running operation. If the operation fails, the observation is destroyed without a call of
   // `Done`.
   class Observation {
    public:
@@ -29,8 +29,8 @@ class Observer {
   // observer isn't interested in the operation.
   virtual std::unique_ptr<Observation> Begin(const Operation& operation) = 0;
 
-  // Installs `observer`, which is never freed. If it is null, removes the current observer. The
-  // previous observer may still be called for a short time.
+  // Installs `observer`, which must never be freed. If `observer` is null, removes the current
+  // observer. The previous observer may still be called for a short time.
   static void Install(Observer* observer) { installed_.store(observer, std::memory_order_release); }
   // A communicator calls this function before each operation. The call costs one load if no
   // observer is installed.

@@ -18,13 +18,13 @@ namespace kungfu {
 using Members = std::vector<uint32_t>;
 
 // kReduceTo and kGatherTo work like an all-reduce and an all-gather, but only the root gets the
-// result, and the root contributes nothing. The ranks of a host use them to send their
+// result, and the root contributes nothing. The ranks of a host use these two kinds to send their
 // contributions to the host's transport.
 enum class Kind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier, kReduceTo, kGatherTo };
 inline constexpr uint32_t kNumKinds = 7;
 
-// The stages in which a host's ranks and its transport run an operation over several hosts. First
-// the ranks contribute. Then they receive the transport's commit, followed by the result or an
+// The stages of an operation over several hosts, within one host. First the ranks send their
+// contributions to the transport. Then the transport sends its commit, followed by the result or an
 // error text.
 enum class Stage : uint8_t { kBring, kCommit, kResult, kText };
 
@@ -52,7 +52,7 @@ struct PartOfWhole {
   bool pins_buffer = false;  // members may keep the staging buffer: see host/staging_buffers.cc
 };
 
-// A collective operation. Every rank must contribute an equal operation with the same key (KeyOf).
+// A collective operation. Every rank must run an equal operation with the same key (KeyOf).
 struct Operation {
   // The arguments of the C ABI's functions. Only reductions use `op`. Only broadcasts, kReduceTo
   // and kGatherTo use `root`.
@@ -67,22 +67,21 @@ struct Operation {
 
   // Each field below enables one feature. The default value disables the feature.
   Weighting weighting = {};
-  // The number of ranks for which the tensors are sized, or 0 for any number. Without this check,
-  // an all-gather would write past the end of its outputs if the cluster has changed since they
-  // were allocated.
+  // The number of ranks for which the tensors are sized, or 0 for any number. Prevents an
+  // all-gather from writing past the end of outputs that were allocated for a smaller cluster.
   uint32_t sized_for_ranks = 0;
   // Set for an all-reduce to which a rank contributes several sets of tensors, or none (see
   // planes.h).
   const Planes* planes = nullptr;
-  // Set for a broadcast if several ranks have the data. Contains these ranks, including the root,
-  // in ascending order. In a cluster over several hosts, a host that has such a rank copies the
-  // data from that rank.
+  // The ranks that have the data of a broadcast, including the root, in ascending order. Null if
+  // only the root has the data. A host that contains one of these ranks copies the data from that
+  // rank.
   const Members* sources = nullptr;
   PartOfWhole part = {};
 };
 
-// An operation that remains valid after its caller returns. It owns copies of the name, the layout
-// and the list of tensors, but it doesn't own the tensors' memory.
+// An operation that owns copies of its name, its layout and its list of tensors. The caller still
+// owns the tensors' memory.
 struct KeptOperation {
   void Keep(const Operation& asked);
 
@@ -97,11 +96,10 @@ std::string KeyOf(std::string_view name, uint8_t track = 0, Stage stage = Stage:
 inline std::string KeyOf(const Operation& operation) {
   return KeyOf(operation.name, operation.part.track, operation.part.stage);
 }
-// Returns the operation that the caller asked for. If `operation` is a part, this is the whole.
-// Otherwise it is `operation` itself.
+// Returns the whole to which `operation` belongs, or `operation` itself if it isn't a part.
 const Operation& AskedFor(const Operation& operation);
-// Returns the beginning of messages about the operation: kind and name of what the caller asked
-// for, a colon and a space.
+// Returns the prefix of messages about the operation: its kind and name (for a part, those of the
+// whole), a colon and a space.
 std::string TitleOf(const Operation& operation);
 
 inline bool Reduces(Kind kind) {
@@ -110,22 +108,22 @@ inline bool Reduces(Kind kind) {
 // Returns true if only the root gets the result, and the root contributes nothing.
 inline bool IsToRoot(Kind kind) { return kind == Kind::kReduceTo || kind == Kind::kGatherTo; }
 
-// Returns a number by which ranks detect that they contribute different operations. Equal
-// operations have equal numbers. Different operations have different numbers, unless their hashes
-// collide. Ranks compare the total number of elements separately.
+// Returns a number by which ranks detect that they run different operations. Equal operations have
+// equal numbers. Different operations have different numbers, unless their hashes collide. Ranks
+// compare the total number of elements separately.
 uint64_t SignatureOf(const Operation& operation);
 // Returns the number of elements that a rank contributes.
 uint64_t CountOf(const Operation& operation);
 // Throws ValueError, TypeError or StaleClusterError if a cluster of `size` ranks can't run the operation.
 void Validate(const Operation& operation, uint32_t size);
-// Throws ValueError if a tensor that has elements has no memory.
+// Throws ValueError if the memory of a nonempty tensor is null.
 void RequireMemory(const Operation& operation, bool inputs, bool outputs);
-// Describes, for the message of a mismatch error, what the caller asked for.
+// Returns a description of the caller's operation for a mismatch error.
 std::string Describe(const Operation& part);
 
 // Returns the message of a mismatch error. `whose` is "ranks" or "hosts". Each entry of `brought`
-// names some ranks or hosts and describes their operation. If the parameters differ (see SetClaim
-// in peer.h), the message begins with the likely mistake.
+// names some ranks or hosts and describes their operation. If the ranks have different parameters
+// (see SetClaim in peer.h), the message begins with the likely mistake.
 std::string MismatchText(const char* whose, const std::string& name,
                          const std::vector<std::pair<std::string, std::string>>& brought);
 

@@ -24,8 +24,8 @@ class OperationSpan {
   void Began(const Operation& operation) const {
     if (began_ns_ != 0 && IsOfGradients(operation)) Trace::ReductionBegins(began_ns_);
   }
-  // Adds the event. Call it when the operation has ended and its outputs are written. An operation
-  // that fails has no event.
+  // Adds the event to the trace. Call this function after the outputs have been written. A failed
+  // operation has no event.
   void Ended(const Operation& operation) const {
     if (began_ns_ == 0) return;
     const uint64_t now = Trace::Now(), waited = Trace::WaitedByThread() - waited_ns_;

@@ -22,13 +22,13 @@ using ReduceFn = void (*)(void* out, const void* const* sources, unsigned n, siz
 ReduceFn ReductionFor(kf_dtype dtype, kf_op op);
 
 // Computes out[i] = sources[0][i] * shares[0] + sources[1][i] * shares[1] + ... by the rules of
-// ReduceFn. Null for dtypes that aren't floats.
+// ReduceFn. BlendFor returns null for dtypes that aren't floats.
 using BlendFn = void (*)(void* out, const void* const* sources, const double* shares, unsigned n, size_t count);
 
 BlendFn BlendFor(kf_dtype dtype);
 
-// Computes out[i] = in[i] / divisor. The divisor is first rounded to the type in which the dtype
-// accumulates. Null for dtypes that aren't floats.
+// Computes out[i] = in[i] / divisor. The divisor is first rounded to the dtype's accumulation type.
+// DivisionFor returns null for dtypes that aren't floats.
 using DivideFn = void (*)(void* out, const void* in, double divisor, size_t count);
 
 DivideFn DivisionFor(kf_dtype dtype);

@@ -191,8 +191,8 @@ __extension__ typedef unsigned __int128 Uint128;
 #define KUNGFU_ROW(format, ...) \
   {Reduce<format, Sum>, Reduce<__VA_ARGS__, Mean>, Reduce<format, Min>, Reduce<format, Max>, Reduce<format, Prod>}
 
-// Rows are in the order of kf_dtype, and columns in the order of kf_op. Means use a separate
-// format.
+// Rows are in the order of kf_dtype, and columns in the order of kf_op. Means accumulate in a
+// different type.
 extern const ReduceTable kTable;
 const ReduceTable kTable = {
     {

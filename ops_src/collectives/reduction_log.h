@@ -9,12 +9,11 @@
 
 namespace kungfu {
 
-// The reductions on this rank since the previous call of Take(). Each field except `commits` is a
-// generation plus one, or 0 if there was no such reduction. A *commit* is a set of gradient
-// reductions that were made to end in the same generation (settle.h). A step may have several
-// commits, for example with two optimizers that run one after the other. If a rank fails between
-// two commits, after the first update, `first` is less than `last`. All ranks that contributed to
-// the last reduction get the same values.
+// This rank's reductions since the previous call of ReductionLog::Take. Each field except `commits`
+// is a generation plus one, or 0 if there was no such reduction. A *commit* is a set of gradient
+// reductions that all ended in the same generation (settle.h). A step may have several commits, for
+// example if two optimizers run one after the other. `first` is less than `last` if a rank failed
+// between two commits. The values are equal on all ranks that contributed to the last reduction.
 struct Reductions {
   uint32_t gradient, any;         // the generation of the latest gradient reduction, and of the latest other all-reduce
   uint32_t commits, first, last;  // the number of commits, the generation of the first one, and of the last one
@@ -40,8 +39,6 @@ class ReductionLog {
     last_commit_.store(generation + 1, std::memory_order_relaxed);
   }
 
-  // Records that a set of operations has settled in one generation. `first` is the first operation
-  // of the set.
   void NoteSettled(const Operation& first, uint32_t generation) {
     Note(first, generation);
     NoteCommit(first, generation);

@@ -21,8 +21,8 @@ uint32_t RunAndSettle(const RunFromGeneration& run, bool keep_inputs, const Oper
 
 // Runs operations again until all of them have ended in the same generation, and returns that
 // generation. An operation runs again if it ended in an earlier generation than the latest one.
-// Each operation has ended in the same generation on all survivors. So all survivors run the same
-// operations again, in the same order.
+// `generations` is equal on all survivors. So all survivors run the same operations again, in the
+// same order.
 uint32_t SettleBy(const RunFromGeneration& run, const Operation* operations, uint32_t* generations,
                   size_t num_operations);
 

@@ -12,9 +12,9 @@
 
 namespace kungfu {
 
-// Copies without filling the caches, so other cached data stays in them. The processor doesn't
-// first read the target's cache lines, which saves a third of the memory traffic of a plain copy.
-// The copy ends without a fence. Call StreamFence() before you notify another thread of the data.
+// Copies data with stores that bypass the caches, so that other cached data stays there. The
+// processor doesn't first read the target's cache lines, which saves a third of a plain copy's
+// memory traffic. Call StreamFence() before you notify another thread of the data.
 inline void StreamCopy(void* to, const void* from, size_t bytes) {
 #if defined(__x86_64__)
   char* out = static_cast<char*>(to);

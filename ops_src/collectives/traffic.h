@@ -1,6 +1,5 @@
-// Counts what this process's collectives have transferred since the process began, and how long
-// they took. For each collective this costs two reads of the processor's counter and a few relaxed
-// additions, about 30 ns.
+// Counts the bytes that this process's collectives have transferred, and the time that they took.
+// Counting takes about 30 ns per collective.
 #ifndef KUNGFU_COLLECTIVES_TRAFFIC_H_
 #define KUNGFU_COLLECTIVES_TRAFFIC_H_
 
@@ -14,7 +13,7 @@
 
 namespace kungfu {
 
-// All values only grow. Readers compute differences between two readings.
+// All values only grow. To measure an interval, subtract two readings.
 struct TrafficTotals {
   uint64_t operations = 0;
   uint64_t brought_bytes = 0;
@@ -23,7 +22,7 @@ struct TrafficTotals {
   double exposed_s = 0;             // the part of `busy_s` during which the program waited; the rest ran in the
                                     // background
   uint64_t received_from_each = 0;  // number of bytes read from every other rank
-  // For each rank, number of bytes read only from this rank.
+  // For each rank, the number of bytes read only from that rank.
   std::array<uint64_t, shm::kMaxMembers> received_from_root = {};
 };
 

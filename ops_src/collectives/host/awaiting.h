@@ -19,9 +19,9 @@ class Awaiting {
   Awaiting& operator=(const Awaiting&) = delete;
 
   void Note(uint32_t peer, bool overdue) { noted_ = control_.NoteAwaited(rank_, peer, overdue, noted_); }
-  // Reports a wait for something that any rank may hold: a staging buffer, or the lock of the
-  // channel table. The launcher never treats this waiting rank as stuck. If other ranks wait for
-  // this rank, the chain of waits ends here.
+  // Reports a wait for a resource that any rank may hold: a staging buffer, or the lock of the
+  // channel table. The launcher never treats a rank with this report as stuck. A chain of waiting
+  // ranks ends at this rank.
   void NoteNoPeer() { Note(rank_, /*overdue=*/false); }
 
  private:

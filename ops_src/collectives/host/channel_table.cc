@@ -90,8 +90,8 @@ class ChannelTable::Lock {
     word_ = next;
     return true;
   }
-  // If a step on the lock failed, another rank has taken over the lock, because this rank is in the
-  // list of failures. The check below then throws.
+  // If the compare-and-swap failed, another rank has taken over the lock, because this rank is in
+  // the list of failures. Then check_wait_ throws.
   void Must(bool stepped) {
     if (stepped) return;
     table_.check_wait_(operation_, RunTime::Clock::duration::zero());
@@ -158,7 +158,7 @@ void ChannelTable::Bind(const Operation& operation, BoundName& name) {
   if (index == shm::kChannels) {
     if (free == shm::kChannels) {
       throw Error(KF_INVALID, Text("\"", operation.name, "\": at most ", shm::kChannels,
-                                   " collective names can be in flight at the same time; wait for an operation first"));
+                                   " collectives with different names can run at the same time; wait for one first"));
     }
     index = free;
     KUNGFU_FAULT_POINT("before a channel is declared");

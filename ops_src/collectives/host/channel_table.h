@@ -18,8 +18,7 @@
 
 namespace kungfu::host {
 
-// A name that this rank has bound to a channel. Only one thread at a time holds the name. Two
-// threads that use the same name take turns.
+// A name that this rank has bound to a channel. Only one thread at a time uses the name.
 struct BoundName {
   std::mutex busy;
   // `busy` guards these members. They are valid for the name's current generation:
@@ -30,55 +29,53 @@ struct BoundName {
 };
 
 // Binds a name to a channel when the name is first used. The k-th operation with a name matches the
-// k-th operation with that name on every other rank. Ranks may use different names for the first
-// time in any order.
+// k-th operation with that name on every other rank. Ranks may use new names in any order.
 //
-// A channel is bound, and its key is valid, while the bit of at least one rank is set in the
-// channel. Each rank's mailboxes keep their sequence number until the last rank has released the
+// A channel is bound, and its key is valid, while the channel contains the bit of at least one
+// rank. Each rank's mailboxes keep their sequence numbers until the last rank has released the
 // channel. So a rank may release a name and bind it again while other ranks are still in the same
-// operation. Before a rank binds more names than a quarter of the number of channels, it releases
-// its least recently used name. So a program may use any number of names over time, if few of them
-// are in use at once.
+// operation. A rank that has bound a quarter of the channels releases its least recently used name
+// before it binds another name. So a program may use any number of names, if few of them are in use
+// at the same time.
 // Test: Names.MoreThanTheTableHoldsOverTime
 //
 // Two ranks must not bind one name to two channels, or two names to one channel. So names are bound
-// under a lock. The lock is one word. It contains the rank that holds the lock and the channel that
-// this rank is about to initialize. To release a channel, a rank needs no lock, because it clears
-// only its own bit.
+// under a lock. The lock is one word, which contains the holder's rank and the channel that the
+// holder is about to initialize. A rank releases a channel without the lock, because it clears only
+// its own bit.
 // Test: WithoutOne.TwoNeverHaveTheTable
 //
-// A rank that holds the lock may fail between any two instructions. It may also be expelled while
-// its process still exists, and the process may continue at any later time:
-// - Each step on the lock is a compare-and-swap from the value that the holder itself wrote. If a
-//   rank finds that the holder is in the list of failures, it takes over the lock. Then all further
-//   steps of the old holder fail. (The old holder can't acquire the lock again with the same word,
-//   because only one thread of a process requests the lock at a time.)
-// - While a rank holds the lock, it makes plain writes to only one channel. This channel is free,
-//   and the rank has first declared it in the lock. The rank that takes over the lock retires this
-//   channel: no rank looks the channel up or binds it any more. Some ranks may already have bound
-//   the channel to the old holder's name. These ranks continue to use the channel by its number,
-//   which is harmless. The declaration stays in the word until the channel is retired. If the rank
-//   that took over fails before that, the next rank does the same, and so on. If it is expelled and
-//   its process continues, it only retires a channel that must be retired anyway.
+// The holder of the lock may fail at any instruction. It may also be expelled while its process
+// still exists, and the process may continue at any later time:
+// - The holder changes the lock only by compare-and-swap from the value that it wrote last. If the
+//   holder is in the list of failures, another rank takes over the lock. From then on, every
+//   compare-and-swap by the old holder fails. (The old holder can't acquire the lock again with the
+//   same word, because only one thread of a process requests the lock at a time.)
+// - While a rank holds the lock, it makes plain writes only to a free channel that it has declared
+//   in the lock. The rank that takes over the lock retires this channel, so that no rank finds or
+//   binds the channel any more. Ranks that have already bound the channel to the old holder's name
+//   continue to use it by its number, which is harmless. The declaration stays in the lock until
+//   the channel is retired. If the new holder fails before that, the next holder retires the
+//   channel. If the new holder is expelled and its process continues, the process only retires a
+//   channel that must be retired anyway.
 // - If the old holder had bound the declared channel to a name, that name may get another channel
 //   too. This is harmless: the failed rank has posted nothing in either channel, so all survivors
 //   leave this generation of the name.
-// - The old holder's bits stay set in the channels that it used. These bits keep other names out of
-//   the channels until the failed process is reaped (SegmentControlBlock::MarkLost). Until then,
-//   the process may still write its contribution to other words of these channels.
+// - The old holder's bits stay set in the channels that it used. So no other name is bound to these
+//   channels until the failed process has been reaped (SegmentControlBlock::MarkLost). Before that,
+//   the process may still write to these channels.
 // Test: WithoutOne.ChannelsOfTheFailedAreRetiredIfTheNextFailsWithTheTable
 // Test: WithoutOne.RankFrozenWithTheTableDelaysAndDisturbsNoOther
 // Test: WithoutOne.ChannelsOfARemovedRankAreFreeOnceItIsReaped
 //
-// A name has a different channel in each generation that it has reached (see host_communicator.h).
-// If a rank binds a name again, the name begins with generation 0 and advances to the current
-// generation.
+// A name has a separate channel in each generation (see host_communicator.h). If a rank binds a
+// name again, the name starts in generation 0 and advances to the current generation.
 //
 // Thread-safe.
 class ChannelTable {
  public:
-  // A thread that waits for the table's lock calls this function repeatedly. It throws if the wait
-  // can't succeed any more.
+  // A thread that waits for the table's lock calls this function repeatedly. The function throws if
+  // the wait can't succeed any more.
   using CheckWait = std::function<void(const Operation& operation, RunTime::Clock::duration waited)>;
 
   ChannelTable(shm::Segment& segment, const shm::SegmentControlBlock& control, uint32_t rank, CheckWait check_wait)

@@ -18,7 +18,7 @@ inline constexpr auto kSlice = std::chrono::milliseconds(20);
 static_assert(kSlice <= RunTime::kLongestSlice);
 
 // The time limit of one wait. Time during which the process was stopped doesn't count (see
-// RunTime). To detect such times, the waiting thread must call `Passed` after every sleep.
+// RunTime). To detect these pauses, the waiting thread must call `Passed` after every sleep.
 class Deadline {
  public:
   using Clock = RunTime::Clock;
@@ -27,14 +27,15 @@ class Deadline {
       : limit_(limit), tell_after_(tell_after) {}
 
   bool Passed(Clock::time_point now) { return waited_.Look(now) - counts_from_ > limit_; }
-  // Returns true if, when the clock was last read, the remaining time was only just enough for the
-  // launcher to identify and kill the awaited rank.
+  // Returns true if the deadline is near. The remaining time is just enough for the launcher to
+  // identify and kill the awaited rank.
   bool IsOverdue() const {
     return waited_.ran() - counts_from_ > limit_ - std::min<Clock::duration>(limit_ / 2, kReserve);
   }
   void CountFrom(Clock::time_point now) { counts_from_ = waited_.Look(now); }
-  // Excludes the time since the clock was last read. Unlike `CountFrom`, keeps the time that was
-  // counted before. So a deadline passes even if short periods are excluded repeatedly.
+  // Excludes the time since the last reading of the clock. Unlike `CountFrom`, this function keeps
+  // the time that was counted before. So a deadline passes even if short periods are excluded
+  // repeatedly.
   void LeaveOut(Clock::time_point now) {
     const Clock::duration before = waited_.ran();
     counts_from_ += waited_.Look(now) - before;
@@ -50,9 +51,9 @@ class Deadline {
   std::string Limit() const { return Text("within ", limit_.count() / 1000.0, " s"); }
 
  private:
-  // The launcher checks once per second and is certain after 1.2 s of checks. It learns about waits
-  // on other hosts one second late, and must then notify these hosts. docs/recovery.md and the
-  // descriptions of the environment variables also contain the value of kReserve.
+  // The launcher checks once per second and decides after 1.2 s of checks. Waits on other hosts are
+  // reported to the launcher one second late, and it must then notify these hosts. docs/recovery.md
+  // and the descriptions of the environment variables also contain the value of kReserve.
   static constexpr auto kReserve = std::chrono::seconds(5);
 
   RunTime waited_;

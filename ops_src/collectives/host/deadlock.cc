@@ -16,7 +16,8 @@
 namespace kungfu::host {
 namespace {
 
-// Older reports are ignored. A process that stands still renews its report with every call of Look.
+// Reports that are older than this are ignored. A process that stands still renews its report with
+// every call of Look.
 constexpr uint64_t kFreshNs = 1'000'000'000;
 
 uint64_t NowNs() {
@@ -154,8 +155,7 @@ std::optional<std::string> DeadlockWatch::Look(bool stands_still, const std::str
   return Conclude(num_failed);
 }
 
-// Returns true if the post of a running member is missing in the operation at `place` (see
-// invariant 5).
+// Returns true if a running member hasn't begun the operation at `place` yet (see invariant 5).
 bool DeadlockWatch::LacksPost(uint64_t place, uint32_t generation) const {
   const auto channel = static_cast<uint32_t>(place >> 32), sequence = static_cast<uint32_t>(place);
   for (uint32_t r = 0; r < self_.size; r++) {

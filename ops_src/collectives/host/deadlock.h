@@ -1,58 +1,59 @@
 // Detects deadlocks in which ranks wait for each other in different operations.
 //
 // Suppose that one rank waits in operation A, and another rank never begins A because it waits in
-// operation B. Both ranks would wait until a deadline, although the segment shows both waits. So
-// each process reports the operations in which its threads wait, and reads the reports of all
-// ranks. If the reports show that no rank can continue, the process closes the communicator with a
-// mismatch error. The following invariants ensure that this error never occurs while ranks are only
-// slow:
+// operation B. Both ranks would wait until a deadline. So each process reports the operations in
+// which its threads wait, and reads the reports of all ranks. If the reports show that no rank can
+// continue, the process closes the communicator with a mismatch error. The following invariants
+// ensure that this error never occurs while ranks are only slow:
 //
 // 1. *Standing still*. A process stands still if two conditions hold. First, each of its threads
 // either waits in an operation (class Wait) or sleeps in the kernel. Second, the program's main
-// thread waits in such an operation, or is in a call to MindSpore that waits for kernels. The
-// caller of Look checks the conditions (runtime/stillness.h, ms_kungfu/membership/deadlocks.py). A
-// thread isn't sleeping if it waits for a core, is in a page fault, or is stopped or traced. A
-// process never stands still if the user's program has started threads in it, because these threads
-// may begin anything at any time. A process that computes on a device never stands still either,
-// because its work isn't visible here.
+// thread waits in an operation, or in a call to MindSpore that waits for kernels. The caller of
+// Look checks the conditions (runtime/stillness.h, ms_kungfu/membership/deadlocks.py). A thread
+// isn't sleeping if it waits for a core, is in a page fault, or is stopped or traced. A process
+// never stands still if the user's program has started threads in it, because these threads may
+// become active at any time. A process that computes on a device never stands still either, because
+// this class can't see that work.
 // Test: Deadlock.IsNotFoundInProgramsOfOneOrder
 //
-// 2. A look is a call of Look. A report states that its process stood still in at least kLooks
-// consecutive looks, from time `since` to time `now`. In all these looks, the process was in the
-// same waits, knew the same failures, and had ended no further operation. So it stood still during
-// the whole time, except for changes that no look could detect.
+// 2. A report states that its process stood still in at least kLooks consecutive calls of Look,
+// from time `since` to time `now`. In all these calls, the process had the same waits, knew the
+// same failures, and had ended no further operation. So the process stood still during the whole
+// time, except for changes that Look can't detect.
 // Test: Deadlock.IsNotFoundInProgramsOfOneOrder
 //
-// 3. A process that concludes a deadlock has read a report of each running rank. Each report
-// contains the same number of failures that this process knows. The latest `since` isn't later than
-// the earliest `now`. So there was a moment T at which all processes stood still.
+// 3. A process concludes that there is a deadlock only after it has read a report of each running
+// rank. Each of these reports contains the number of failures that this process knows. The latest
+// `since` isn't later than the earliest `now`. So there was a moment T at which all processes stood
+// still.
 // Test: Deadlock.IsNotConcludedWithoutARankUntilItHasFailed
 //
-// 4. When a Wait object is destroyed, it withdraws the report of its process before its thread
-// leaves the operation. So if a report is unchanged after the posts were read, the reported waits
-// had not ended when the posts were read. Their channels still belonged to the same names.
+// 4. A rank *posts* when it begins an operation. The destructor of Wait withdraws the process's
+// report before the thread leaves the operation. So if a report is unchanged after the posts were
+// read, the reported waits had not ended when the posts were read. The channels of these waits
+// still belonged to the same names.
 // Test: Deadlock.IsNotFoundInProgramsOfOneOrder
 //
-// 5. In each reported operation, the post of a running member is missing. Posts are only added, so
-// the post was also missing at T. By 3, no failure before T can end an operation in which a rank
-// waits, and nothing else can end the operation.
+// 5. In each reported operation, a running member hasn't posted. Posts are never withdrawn, so this
+// member hadn't posted at T either. By 3, no failure before T can end the operation, and nothing
+// else can end it.
 // Test: Deadlock.IsFoundAtAllRanksWhereOneHasAnOperationOfItsOwn
 //
-// 6. Hence at T no thread of any rank could run, and no rank would wake a thread. Only a post
+// 6. So at T no thread of any rank could run, and no rank could wake a thread. Only a post
 // (excluded by 5) or a failure wakes a thread. The same is true for background operations: the
-// running operation is a Wait of its thread, and queued operations begin after it. Some threads
-// wait for staging buffers, for their turn with a name, or for the channel table. Such a wait ends
-// only when an operation ends or when a running thread continues. External events (a timer, data)
-// could wake a thread only in a process that invariant 1 excludes.
+// thread of the running operation has a Wait object, and queued operations begin later. A wait for
+// a staging buffer, for a name, or for the channel table ends only when an operation ends or when a
+// running thread continues. External events (a timer, data) could wake a thread only in a process
+// that invariant 1 excludes.
 // Test: Deadlock.IsFoundAtAllRanksWhereOneHasAnOperationOfItsOwn
 //
 // 7. The error is correct even if a rank fails after T. The ranks that were running at T had
 // already begun different operations.
 // Test: Deadlock.IsNotConcludedWithoutARankUntilItHasFailed
 //
-// 8. If a rank doesn't report, no rank concludes a deadlock. A rank doesn't report in these cases:
-// it hasn't joined, it has left, it is busy with work that involves no other rank
-// (ControlBlock::IsBusy), it is frozen, or it never looks for deadlocks (a program without Python).
+// 8. If a rank has no report, no rank concludes that there is a deadlock. A rank has no report in
+// these cases: it hasn't joined, it has left, it is busy with work that involves no other rank
+// (ControlBlock::IsBusy), it is frozen, or its program never calls Look (a program without Python).
 // Test: Deadlock.IsNotConcludedWhileARankIsBusyAlone
 //
 // All ranks reach the same conclusion and report the same text. Only deadlocks between ranks of the
@@ -94,7 +95,7 @@ class DeadlockWatch {
   };
 
   // Checks for a deadlock. Returns the text of a mismatch error if all ranks would wait forever.
-  // `place` describes where the program is, or is empty.
+  // `place` describes the current position in the program, or is empty.
   std::optional<std::string> Look(bool stands_still, const std::string& place);
 
  private:
@@ -125,8 +126,8 @@ class DeadlockWatch {
 };
 
 // The threads of this process that have waited in an operation for a long time, in any
-// communicator. AwaitOne lets a thread sleep until there is at least one such thread. Thread-safe.
-// The object is never destroyed, because a thread may use it until the process ends.
+// communicator. AwaitOne waits until there is at least one of these threads. Thread-safe. The
+// object is never destroyed, because a thread may use it until the process ends.
 class SlowThreads {
  public:
   static SlowThreads& Get();

@@ -1,5 +1,5 @@
-// One rank's access to the segment of its cluster version. All parts of a host's communicator use
-// it.
+// One rank's access to the segment of its cluster version. All parts of a host's communicator share
+// this object.
 #ifndef KUNGFU_COLLECTIVES_HOST_ENDPOINT_H_
 #define KUNGFU_COLLECTIVES_HOST_ENDPOINT_H_
 

@@ -1,40 +1,41 @@
-// The exchange of data between the ranks of a host. The invariants are numbered across several files.
-// host_communicator.h lists the files.
+// Exchanges data between the ranks of a host. Several files share the numbering of the invariants:
+// see host_communicator.h.
 //
 // 1. A rank *posts* when it begins an operation. It takes the next sequence number k in the channel
-// of the operation's name. It fills its mailbox for k with the signature, the count and, if it
-// fits, the payload. The comment on Mailbox explains why post k may overwrite post k-2.
+// of the operation's name. It fills its mailbox for k with the signature, the count and, if the
+// data is small enough, the payload. The comment on Mailbox explains why post k may overwrite post
+// k-2.
 // Test: Names.RandomSchedulesGiveRightSums
 //
 // 2. The rank waits for post k of all members, and compares these posts with its own. If two posts
 // differ, each rank sees at least one post that differs from its own. So every rank throws a
-// mismatch error. No rank continues, and no rank hangs.
+// mismatch error, and no rank continues or hangs.
 // Test: Mismatch.RaisesAtEveryRankWithTheRanksAndTheNextOperationWorks
 //
-// 3. The amount of data determines how it is transferred:
+// 3. The amount of data determines how the data is transferred:
 // - Up to kInlineBytes: the data is in the mailbox. A rank waits only once.
 // - One chunk: the data is in the rank's buffer before the rank posts. A rank waits only once. If
 //   there are more ranks than cores, a chunk may fill all of the rank's buffers.
 // - Several chunks, pipelined: when all other ranks are done with chunk c-kBuffers, a rank copies
-//   chunk c into its buffer number c mod kBuffers. Then it raises `ready`. When chunk c of all
-//   ranks is ready, the rank reads these chunks, writes its output, and raises `done`. It stages
-//   some chunks ahead, so that it rarely waits.
-// - Several chunks, split: an all-reduce uses this if it has at least kSplitRanks ranks. (If there
-//   are more ranks than cores, a smaller all-reduce is split too, as one chunk.) Between `ready`
-//   and `done`, each rank reduces its part of chunk c, in place in its own buffer, and raises
-//   `reduced`. Then it copies all parts to its output. It reduces chunk c+1 before it copies chunk
-//   c, so that the other ranks have time to finish.
+//   chunk c into its buffer number c mod kBuffers. Then it advances its counter `ready`. When chunk
+//   c of all ranks is ready, the rank reads these chunks, writes its output, and advances `done`. A
+//   rank stages some chunks ahead of the chunk that it reads, so that it rarely waits.
+// - Several chunks, split: for all-reduces with at least kSplitRanks ranks. (If there are more
+//   ranks than cores, a smaller all-reduce is split too, as one chunk.) Between `ready` and `done`,
+//   each rank reduces its part of chunk c, in place in its own buffer, and advances `reduced`. Then
+//   it copies all parts to its output. It reduces chunk c+1 before it copies chunk c, so that the
+//   other ranks have time to reduce chunk c.
 // Test: AllReduce.CutsIntoChunksAnywhere
 //
-// There is no circular wait. In a pipeline, a rank at chunk c waits until another rank raises
-// `ready` for chunk c. The other rank does this after all ranks have raised `done` for chunk
-// c-kBuffers. Ranks reach chunk c only after they are done with all earlier chunks. In a split, a
-// rank stages at most kBuffers-2 chunks ahead of chunk c. This requires `done` for chunk c-2, which
-// every rank raises before it reaches chunk c.
+// There is no circular wait. In a pipeline, a rank at chunk c waits until the other ranks have
+// staged chunk c. They stage chunk c when all ranks are done with chunk c-kBuffers. A rank reaches
+// chunk c only after it is done with all earlier chunks. In a split, a rank stages at most
+// kBuffers-2 chunks ahead of chunk c. Before that, all ranks must be done with chunk c-2. Every
+// rank is done with chunk c-2 before it reaches chunk c.
 //
 // Each element is reduced in the order of the ranks, from rank 0 upwards, independently of the
 // chunks. So the bits of the result depend only on the size and the inputs, and are equal on all
-// ranks. In a split they are equal because only one rank reduces each element.
+// ranks. In a split, the bits are equal because only one rank reduces each element.
 #include "collectives/host/exchange.h"
 
 #include <algorithm>
@@ -50,8 +51,8 @@
 namespace kungfu::host {
 namespace {
 
-// The number of chunks that a rank stages ahead of the chunk that it reads. If cores are scarce,
-// each wait costs a switch to another rank, so a rank stages as many chunks as fit.
+// The number of chunks that a rank stages ahead of the chunk that it reads. If there are more ranks
+// than cores, each wait costs a context switch, so a rank stages as many chunks as fit.
 constexpr uint32_t kAhead = 2;
 constexpr uint32_t kAheadOversubscribed = shm::kBuffers - 1;
 // A rank alternates between staging and reading, in pieces of this size. Staging uses the caller's
@@ -61,12 +62,12 @@ constexpr uint32_t kAheadOversubscribed = shm::kBuffers - 1;
 // 0.24 ms for 1 MiB.
 constexpr size_t kBlend = 16 << 10;
 constexpr size_t kBlendStreamed = 4 << 10;
-// Data that is staged as one chunk bypasses the caches if it has at least this size.
-// Stores that bypass the caches are as fast as plain stores if the ranks share a cache, and three
-// times as fast if they don't. StagingChoice makes this choice for several chunks.
+// Data that is staged as one chunk bypasses the caches if it has at least this size. Stores that
+// bypass the caches are as fast as plain stores if the ranks share a cache, and three times as fast
+// if they don't. For several chunks, StagingChoice decides whether the data bypasses the caches.
 constexpr size_t kStreamOnce = 4 << 10;
-// Results of at least this size bypass the caches when they are written. So large a result would
-// leave the caches before the program uses it.
+// Results of at least this size bypass the caches when they are written. A result of this size
+// would be evicted from the caches before the program uses it.
 constexpr size_t kStreamBytes = 8 << 20;
 // The highest bits of a mailbox's count contain the rank's weight.
 constexpr int kWeightShift = 64 - kWeightBits;
@@ -87,8 +88,8 @@ void Exchange::Run(Flight& flight) {
     RunAtOnce(flight);
     return;
   }
-  // Each kind of operation has several separate histories, one for each power of four of the number
-  // of chunks. Data that fits in a cache behaves differently from larger data.
+  // Each kind of operation has one history for each power of four of the number of chunks, because
+  // data that fits in a cache behaves differently from larger data.
   const uint32_t magnitude = std::min<uint32_t>(5, (31 - __builtin_clz(flight.chunks)) / 2);
   const uint32_t history = static_cast<uint32_t>(flight.operation.kind) * 6 + magnitude;
   StagingTurns turns(staging_choice_, history, flight.chunks, flight.chunk_bytes, flight.part_bytes);
@@ -196,8 +197,8 @@ void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
     turns.HaveRead(chunk + 1);
   }
   if (!flight.Brings(self_.rank)) rules_.Publish(ready, base + flight.chunks);
-  // By invariant 6, even a rank that reads no data waits for the last word of all members before it
-  // returns.
+  // By invariant 6, even a rank that reads no data waits until all members have finished their
+  // contributions.
   for (const uint32_t r : members) {
     if (!reads && r != self_.rank && flight.Brings(r)) {
       waiting_.Await(self_.segment.ready(staging_buffer, r), base + flight.chunks, r, flight);
@@ -207,8 +208,8 @@ void Exchange::RunPipelined(Flight& flight, StagingTurns& turns) {
 }
 
 // Runs an all-reduce in which each rank reduces one part of every chunk, in place in its own
-// buffer. No other rank reads this part of the buffer. With n ranks, each rank reads n unreduced
-// parts and n reduced parts, instead of n whole chunks.
+// buffer. No other rank reads this part of the buffer before it is reduced. With n ranks, each rank
+// reads n unreduced parts and n reduced parts, instead of n whole chunks.
 void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
   const Operation& operation = flight.operation;
   rules_.Publish(FillMailbox(flight).sequence, flight.sequence);
@@ -224,8 +225,8 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
   const bool stream = flight.part_bytes >= kStreamBytes;
   Cursor input(operation);
   Cursor output(operation);
-  // Returns where the part of `members[i]` begins in a chunk of `bytes` bytes. All parts except the
-  // last one consist of whole cache lines.
+  // Returns the offset of the part of `members[i]` in a chunk of `bytes` bytes. All parts except
+  // the last one consist of whole cache lines.
   const auto part_begin = [&](uint32_t i, size_t bytes) {
     const size_t part = (bytes / num + shm::kLine) / shm::kLine * shm::kLine;
     return std::min(bytes, i * part);
@@ -253,7 +254,7 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
   uint32_t staged = 0;
   turns.BeginStaging();
   for (uint32_t chunk = 0; chunk < flight.chunks; chunk++) {
-    // Stage one chunk less than fits in the buffers, because the previous chunk is gathered only
+    // Stage one chunk less than the buffers can hold, because the previous chunk is gathered only
     // after the current chunk has been reduced.
     for (; staged < flight.chunks && staged <= chunk + std::min(ahead_, shm::kBuffers - 2); staged++) {
       StageChunk(flight, turns, staged, input);
@@ -289,8 +290,8 @@ void Exchange::RunSplit(Flight& flight, StagingTurns& turns) {
   End(flight);
 }
 
-// Leaves the operation. If the buffer is pinned, the rank leaves the operation later, when it lets
-// go of the buffer.
+// Leaves the operation. If the staging buffer is pinned, the rank leaves later, when it releases
+// the buffer.
 void Exchange::End(const Flight& flight) const {
   KUNGFU_FAULT_POINT("before it leaves");
   if (!flight.inlined && !flight.pinned) staging_buffers_.Leave(flight, /*failed=*/false);
@@ -350,11 +351,11 @@ void Exchange::AwaitMailboxes(Flight& flight) {
   flight.reduce.Weigh(flight.operation, weights);
 }
 
-// Throws a mismatch error that lists what each rank contributed. Every rank calls this function in
+// Throws a mismatch error that describes each rank's operation. Every rank calls this function in
 // the same operation, because each rank has seen a post that differs from its own. There is one
-// exception: if a rank has failed without writing a complaint, all ranks leave the operation
-// instead. The last rank that leaves resets a bound staging buffer, because some ranks may already
-// have staged chunks.
+// exception: if a rank failed before it wrote its complaint, all ranks leave the operation instead.
+// The last rank that leaves resets a bound staging buffer, because some ranks may already have
+// staged chunks.
 void Exchange::ReportMismatch(Flight& flight) {
   shm::Complaint& mine = self_.segment.complaint(flight.channel, self_.rank);
   CopyText(mine.text, Describe(flight.operation));
@@ -364,8 +365,8 @@ void Exchange::ReportMismatch(Flight& flight) {
   std::vector<std::pair<std::string, std::string>> brought;  // (ranks, what)
   for (const uint32_t r : flight.members) {
     shm::Complaint& theirs = self_.segment.complaint(flight.channel, r);
-    // This wait throws if the rank failed before it could complain. Without the failed rank, there
-    // may be no mismatch.
+    // This wait throws if the rank failed before it wrote its complaint. Without the failed rank,
+    // there may be no mismatch.
     waiting_.Await(theirs.sequence, flight.sequence, r, flight);
     if (!self_.control.IsWorker(r)) continue;  // the transport only repeats what one of the ranks has contributed
     const std::string what = TextOf(theirs.text);

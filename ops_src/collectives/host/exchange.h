@@ -19,8 +19,8 @@ class Exchange {
   Exchange(const Endpoint& self, const FailureRules& rules, const Waiting& waiting,
            const StagingBuffers& staging_buffers);
 
-  // Makes one attempt at the operation with its current members. Throws Unfinished if a member
-  // failed before its contribution was finished.
+  // Tries once to run the operation with its current members. Throws Unfinished if a member failed
+  // before its contribution was finished.
   void Run(Flight& flight);
 
  private:

@@ -1,65 +1,66 @@
-// Determines how survivors proceed after a failure. The invariants are numbered across several
-// files. host_communicator.h lists the files.
+// Determines how survivors proceed after a failure. Several files share the numbering of the
+// invariants: see host_communicator.h.
 //
 // If a rank fails and the launcher's policy is to fail, each waiting rank throws PeerLostError at
 // its next check. If the policy is to recover, all survivors agree on how to continue without the
 // failed rank:
 //
-// 5. A rank publishes by changing words in shared memory. Before the rank's failure is announced,
-// these words are fenced (SegmentControlBlock::MarkLost). From then on they never change. The owner
-// changes a word by compare-and-swap, and the launcher fences the word by fetch-or, so one of the
-// two changes comes first. A rank that is expelled while its process is running detects the fence
-// when it tries to publish (see invariant 11).
+// 5. A rank publishes data by changing words in shared memory. Before the launcher announces the
+// rank's failure, it fences these words (SegmentControlBlock::MarkLost). From then on, the words
+// never change. The rank changes a word by compare-and-swap, and the launcher fences the word by
+// fetch-or, so one of the two changes comes first. A rank that is expelled while its process is
+// running detects the fence when it tries to publish (see invariant 11).
 // Test: WithoutOne.AnExpelledProcessLearnsItAndPublishesNothing
 //
-// 6. A rank's contribution to an operation is *finished* when the rank has published its last word
-// in that operation. If all data is in place before the post, the last word is the post. Otherwise
-// it is the last `ready`, or in a split the last `reduced`. (In a broadcast, only the root's
-// contribution matters.) No rank returns before it has seen the last word of all members, because
-// it waits for all posts, and reads each chunk only when the chunk is ready.
+// 6. A rank's contribution to an operation is *finished* when the rank has made its last update of
+// a counter for that operation. If all data is in place before the rank posts, this update is the
+// post. Otherwise it is the last update of `ready`, or of `reduced` in a split. (In a broadcast,
+// only the root's contribution matters.) No rank returns before the contributions of all members
+// are finished, because it waits for all posts, and reads each chunk only when the chunk is ready.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 //
-// If operations differ, the last word of a rank that has seen the difference is its complaint. Such
-// a rank returns after it has seen all complaints. A rank that hasn't seen the difference yet
-// judges by its own operation whether the failed rank's contribution is finished. If not, the
-// judging rank leaves without a complaint. Otherwise it continues and sees the difference. If the
-// failed rank has complained, it had already seen all posts. So all posts exist, and all ranks
-// complain. If the failed rank hasn't complained, no rank returns, and the ranks that wait for its
-// complaint leave too. The result is:
-// - If the failed rank's contribution is finished, its buffers and words contain everything that
-//   the survivors still have to read. The failed rank reads nothing, so no rank waits for its
-//   `done`. All ranks end the operation with its contribution.
+// If the ranks' operations differ, a rank that has seen the difference writes a complaint, which is
+// its last update. The rank returns after it has seen all complaints. Before a rank sees the
+// difference, it uses its own operation to decide whether the failed rank's contribution is
+// finished. If not, the rank leaves without a complaint. Otherwise the rank continues and sees the
+// difference. A failed rank that wrote a complaint had seen all posts, so all ranks write
+// complaints. If the failed rank wrote no complaint, no rank returns, and the ranks that wait for
+// this complaint leave too. In summary:
+// - If the failed rank's contribution is finished, its buffers and counters contain everything that
+//   the survivors still have to read. No rank waits for the failed rank's `done` counter. All ranks
+//   end the operation with its contribution.
 // - If the contribution isn't finished, no rank has ended the operation and no rank can end it. All
 //   ranks repeat the operation without the failed rank.
 // Test: WithoutOne.AMismatchIsStillAMismatch
 // Test: WithoutOne.AMismatchIsStillAMismatchIfAFailedRankHadPosted
 //
-// Survivors choose between the two cases by reading words that don't change any more. So every
-// survivor makes the same choice.
+// Survivors choose between the two cases by counters that no longer change. So every survivor makes
+// the same choice.
 //
 // 11. If the launcher can't kill a rank's process, it expels the rank while the process is still
 // running. The process may have stopped at any instruction, and may continue at any time. Its later
 // actions are harmless:
-// - The expelled rank's counters are fenced. The word with which it gives up is fenced before the
-//   counters. So no consequence of its expulsion makes other ranks give up. Once it is in the list
-//   of failures, other ranks ignore its earlier notices. The expelled rank's next step fails, or
-//   its next check finds the rank in that list. Then it closes only its own communicator.
+// - The expelled rank's counters are fenced. The word by which the rank announces that it gives up
+//   is fenced before the counters. So the expulsion can't make other ranks give up. When the rank
+//   is in the list of failures, other ranks ignore its earlier notices. The expelled rank's next
+//   update fails, or its next check finds the rank in that list. Then it closes only its own
+//   communicator.
 // - The expelled rank makes plain writes only to its own mailboxes, buffers, complaints and status,
 //   to which no other rank writes. Other ranks read only data that its counters have announced. To
-//   overwrite announced data, it would first have to announce other data: post k is overwritten by
-//   post k+2, after post k+1. A buffer is overwritten after the other ranks are done with it. A
-//   chunk of another operation is written to a staging buffer after all ranks have left that
-//   buffer.
-// - The expelled rank raises `left` only in an operation that it has ended as a member. If it is
-//   the last rank to leave, it releases the staging buffer late. Until then, no other rank can
-//   release or use the buffer, and the rank keeps its bit in the channel (ChannelHead::users).
-//   Hence `left` and the staging word still belong to that operation: no later operation with the
-//   same name and generation can end without this rank.
+//   overwrite announced data, the expelled rank would first have to announce other data: post k+2
+//   overwrites post k, but follows post k+1. A rank overwrites a buffer only after the other ranks
+//   are done with it. A rank writes data of another operation to a staging buffer only after all
+//   ranks have left that buffer.
+// - The expelled rank increments `left` only in an operation that it has ended as a member. If the
+//   expelled rank is the last rank to leave, it releases the staging buffer late. Until then, no
+//   other rank can release or use the buffer, and the rank keeps its bit in the channel
+//   (ChannelHead::users). So `left` and the staging word still belong to that operation: no later
+//   operation with the same name and generation can end without this rank.
 // - The expelled rank may take a free staging buffer while another rank binds a different one to
-//   the operation. A compare-and-swap decides which of the two binds its buffer. The other one
-//   releases its buffer. If the expelled rank's process never runs again, its staging buffer stays
-//   bound.
-// - channel_table.h describes why its actions on the channel table are harmless.
+//   the operation. A compare-and-swap decides which of the two ranks binds its buffer. The other
+//   rank releases its buffer. If the expelled rank's process never runs again, its staging buffer
+//   stays bound.
+// - channel_table.h explains why the expelled rank's changes to the channel table are harmless.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneIsGivenUpAndGoesOn
 // Test: WithoutOne.ExpelledProcessMakesNoOtherGiveUp
 #include "collectives/host/failure_rules.h"
@@ -119,8 +120,8 @@ void FailureRules::ThrowIfPointless(const Flight& flight) const {
 void FailureRules::ThrowIfPointless(const shm::Counter& counter, uint32_t target, uint32_t peer,
                                     const Flight& flight) const {
   ThrowIfPointless(flight);
-  // Read the state before the counter, because the peer may have contributed and left immediately
-  // afterwards.
+  // Read the state before the counter, because the peer may contribute and leave between the two
+  // reads.
   if (self_.control.State(peer) == RankState::kLeft && !counter.Reached(target)) {
     throw Error(KF_PEER_LOST, Text(flight.Title(), self_.control.PeerName(peer),
                                    " has finished and left, cluster version ", self_.cluster_version));

@@ -37,8 +37,8 @@ class FailureRules {
   // Throws Unfinished if a rank failed before its contribution to this operation was finished.
   // Throws Expelled if this rank itself has been declared failed.
   void CheckFailures(const Flight& flight) const;
-  // Advances one of this rank's words to `next`. Throws Expelled if the launcher has fenced the
-  // word.
+  // Advances one of this rank's counters to `next`. Throws Expelled if the launcher has fenced the
+  // counter.
   void Publish(shm::Counter& word, uint32_t next) const {
     if (!word.Advance(next)) ThrowExpelled();
   }
@@ -49,11 +49,11 @@ class FailureRules {
   // begins with `title`.
   void ThrowIfPointless(const std::string& title) const;
   void ThrowIfPointless(const Flight& flight) const;
-  // Throws if a wait until `counter` of `peer` reaches `target` can't succeed any more, for example
-  // because `peer` has left before it contributed.
+  // Throws if `counter` of `peer` can't reach `target` any more, for example because `peer` has
+  // left before it contributed.
   void ThrowIfPointless(const shm::Counter& counter, uint32_t target, uint32_t peer, const Flight& flight) const;
-  // Throws if a wait for the channel table's lock can't succeed any more. Another rank has held the
-  // lock for `waited`.
+  // Throws if a wait for the channel table's lock can't succeed any more. `waited` is the time for
+  // which this rank has waited.
   void ThrowIfPointless(const Operation& operation, RunTime::Clock::duration waited) const;
   void ThrowIfLost(const std::string& title) const;
 

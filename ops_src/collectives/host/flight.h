@@ -15,15 +15,15 @@
 
 namespace kungfu::host {
 
-// If there are more ranks than cores, each wait costs a switch to another rank. So a rank stages up
-// to this many bytes at once, as one chunk that fills all its buffers.
+// If there are more ranks than cores, each wait costs a context switch. So a rank stages up to this
+// many bytes at once, as one chunk that fills all its buffers.
 inline constexpr size_t kWholeBytes = 3 * shm::kBufferBytes;
 // An all-reduce with at least this many ranks is split among the ranks.
 inline constexpr uint32_t kSplitRanks = 3;
 // An all-reduce whose data could be staged at once is still split if all ranks together contribute
-// more bytes than this. A split costs one more switch to another rank, but each rank reads less.
-// For 256 KiB on two cores, a split all-reduce takes 80 us instead of 130 us with four ranks, and
-// 180 us instead of 510 us with eight ranks.
+// more bytes than this. A split costs one more context switch, but each rank reads less data. For
+// 256 KiB on two cores, a split all-reduce takes 80 us instead of 130 us with four ranks, and 180
+// us instead of 510 us with eight ranks.
 inline constexpr size_t kSplitWholeBytes = 384 << 10;
 
 struct Flight {
@@ -65,7 +65,7 @@ struct Flight {
   // Returns true if the root leaves the data in the staging buffer, because only one rank
   // contributes.
   bool StaysInStagingBuffer() const { return pinned && operation.kind == Kind::kReduceTo && members.size() == 2; }
-  // Returns the beginning of messages about this operation.
+  // Returns the prefix of messages about this operation.
   std::string Title() const { return TitleOf(operation); }
 
   const Operation& operation;

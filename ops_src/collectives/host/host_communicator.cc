@@ -1,12 +1,12 @@
-// The lifecycle of a host's communicator, and the repetition of operations. The invariants are
-// numbered across several files. host_communicator.h lists the files.
+// Implements the lifecycle of a host's communicator, and the repetition of operations. Several
+// files share the numbering of the invariants: see host_communicator.h.
 //
-// 7. Repetition. The failures have an order (ControlBlock::FailedRank is an append-only list).
-// *Generation* g of a name has the ranks that remain after the first g failures. Each generation
-// has its own channel, so the words and buffers of a failed attempt stay unchanged for ranks that
-// still read them. A rank leaves generation g only after it has found that a member's contribution
-// in g will stay unfinished forever. Then all ranks leave generation g, in the same operation.
-// Hence the survivors' operations with a name match in each generation as they did in the previous
+// 7. Repetition. All ranks see the failures in the same order (ControlBlock::FailedRank is an
+// append-only list). *Generation* g of a name has the ranks that remain after the first g failures.
+// Each generation has its own channel, so the words and buffers of a failed attempt stay unchanged
+// for ranks that still read them. A rank leaves generation g only if a member's contribution in g
+// can't be finished any more. Then all ranks leave generation g, in the same operation. So the k-th
+// operation with a name is the same on all survivors in each generation, as in the previous
 // generation. The same argument applies to a second failure in g+1, even if that failure was
 // already known.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
@@ -48,8 +48,8 @@
 namespace kungfu {
 namespace {
 
-// A complaint's counter is advanced after this many operations. Otherwise an old complaint would
-// appear to be newer than the operation after the sequence numbers wrap around (see Counter).
+// A complaint's counter is advanced after this many operations. Otherwise, after the sequence
+// numbers wrap around, an old complaint would appear to be newer than the operation (see Counter).
 constexpr uint32_t kComplaintPeriod = 1u << 28;
 static_assert(kComplaintPeriod < shm::Counter::kMask / 2);
 
@@ -291,8 +291,8 @@ std::optional<uint32_t> HostCommunicator::RunGenerations(uint32_t from_generatio
   host::BoundName& name = *use.name;
   if (name.generation < from_generation) channels_.MoveTo(from_generation, *ready, name);
   for (;;) {
-    // A name always begins with generation 0, even if it is bound again, and then advances to its
-    // current generation.
+    // A name starts in generation 0 whenever it is bound, and then advances to its current
+    // generation.
     if (name.generation != from_generation) ready = operation_in(name.generation);
     if (ready == nullptr) return std::nullopt;
     const Operation& operation = *ready;

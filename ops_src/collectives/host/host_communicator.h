@@ -38,9 +38,9 @@ namespace kungfu {
 
 class HostCommunicator final : public Communicator {
  public:
-  // An operation that this rank has ended, and the operation's staging buffer if it is pinned (see
-  // invariant 12 in staging_buffers.cc). This object must be destroyed before the communicator, and
-  // before the next operation with the same name begins.
+  // An operation that this rank has ended, and the operation's staging buffer if this buffer is
+  // pinned (see invariant 12 in staging_buffers.cc). This object must be destroyed before the
+  // communicator, and before the next operation with the same name begins.
   class Pinned {
    public:
     // Returns the generation in which the operation ended.
@@ -49,15 +49,15 @@ class HostCommunicator final : public Communicator {
     bool HasBuffer() const { return buffer_ != nullptr; }
     // Returns a rank's buffers, which have space for everything that one rank contributes.
     char* Of(uint32_t rank) const { return buffer_->self.segment.buffer(buffer_->number, rank, 0); }
-    // On the root, returns the only rank that has contributed: this rank's buffers contain the
-    // result. Returns -1 if the output contains the result.
+    // On the root, returns the only rank that has contributed, whose buffers contain the result.
+    // Returns -1 if the output contains the result.
     int lone() const { return buffer_ == nullptr ? -1 : buffer_->lone; }
     void LetGo() { buffer_ = nullptr; }
 
    private:
     friend HostCommunicator;
 
-    // The destructor leaves the operation.
+    // The destructor records that this rank has left the operation.
     struct Buffer {
       ~Buffer();
 
@@ -80,8 +80,7 @@ class HostCommunicator final : public Communicator {
                    const CommunicatorOptions& options, std::vector<uint32_t> numbers = {});
 
   // Waits until every running rank has announced itself. An error has the same effects as in an
-  // operation. For example, if this rank is interrupted and the policy is to recover, this rank
-  // gives up alone.
+  // operation.
   void Assemble();
 
   uint32_t Run(const Operation& operation) override;
@@ -92,13 +91,12 @@ class HostCommunicator final : public Communicator {
   void LookForDeadlock(bool stands_still, const std::string& place) override;
 
   // Does the same as Run, but starts in `from_generation`. RunFrom doesn't report the operation to
-  // the observer or add it to the reduction log. The operations in collectives/hosts use this
-  // function.
+  // the observer or add it to the reduction log.
   uint32_t RunFrom(const Operation& operation, uint32_t from_generation);
-  // Does the same as RunFrom, but may keep the staging buffer pinned. The buffer is pinned if all
-  // members request it (pins_buffer) and a pinned buffer is free.
+  // Does the same as RunFrom, but may keep the staging buffer after the operation (pin it). This
+  // requires that all members request it (pins_buffer) and that a buffer of this kind is free.
   Pinned RunPinned(const Operation& operation, uint32_t from_generation);
-  // Copies the data that rank `from` has put into its pinned buffers to the operation's tensors.
+  // Copies the data in the pinned buffers of rank `from` to the operation's tensors.
   void Read(const Pinned& pinned, uint32_t from, const Operation& operation) const;
 
  private:

@@ -1,5 +1,5 @@
-// The lifecycle of a staging buffer. The invariants are numbered across several files.
-// host_communicator.h lists the files.
+// Implements the lifecycle of staging buffers. Several files share the numbering of the invariants:
+// see host_communicator.h.
 //
 // 4. The first rank that needs a staging buffer for an operation picks it, and the last rank that
 // leaves the operation releases it. A staging buffer belongs to one operation, so concurrent
@@ -10,27 +10,27 @@
 //
 // 10. A staging buffer stays bound to its operation if the operation failed, or if a member failed
 // before leaving the operation. If a member fails, each operation that is running at that time
-// leaves at most one such buffer. These buffers last until the next cluster version, which has a
-// new segment. A rank that finds no free staging buffer waits.
+// leaves at most one bound buffer. These buffers stay bound until the next cluster version, which
+// has a new segment. A rank that finds no free staging buffer waits.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 //
 // 12. Pinned buffers. Some operations (`pins_buffer`) keep their staging buffer after they have
-// ended. Each member leaves the operation when it lets go of the buffer (`Pinned`). Until all
-// members have left, each rank's part of the buffer is written only by that rank. So staged data
-// stays unchanged. A member may write new data into its own part, and announce this data by an
-// operation with another name. The other members read this data before they let go. If a member
-// fails before it lets go, the staging buffer stays bound, as in 10. The number of such buffers
-// grows with the number of operations that wait for other hosts. A cluster version with a failed
-// member ends soon, and its segment ends at the same time.
+// ended. Each member leaves the operation when it releases the buffer (`Pinned`). Until all members
+// have left, each rank writes only to its own part of the buffer. So staged data stays unchanged. A
+// member may write new data into its own part, and announce this data by an operation with another
+// name. The other members read this data before they release the buffer. If a member fails before
+// it releases the buffer, the buffer stays bound, as in 10. The number of these bound buffers grows
+// with the number of operations that wait for other hosts. A cluster version with a failed member
+// ends soon, and its segment ends at the same time.
 // Test: PinnedBuffers.WaitForALateReader
 // Test: PinnedBuffers.HaveFencedWordsOfFailedRanks
 //
 // A buffer may stay pinned while its members wait for other hosts. But a rank that waits for a
-// staging buffer must not depend on other hosts. So pinned buffers have a separate range, and no
-// rank waits for a buffer in this range. The rank that picks a buffer takes one from this range if
-// one is free, and an ordinary buffer otherwise. All members can tell from the buffer's number
-// whether it is pinned. A member begins the next operation with the same name only after it has let
-// go. So the reasoning about `left` (see Leave) still holds.
+// staging buffer must not depend on other hosts. So pinned buffers have a separate range of
+// numbers, and no rank waits for a buffer in this range. The rank that picks a buffer takes a free
+// buffer from this range, or an ordinary buffer if there is none. The buffer's number tells all
+// members whether the buffer is pinned. A member begins the next operation with the same name only
+// after it has released the buffer. So the argument about `left` (see Leave) applies here too.
 // Test: PinnedBuffers.AreNotWaitedFor
 // Test: PinnedBuffers.LeaveBuffersFreeWhileOtherHostsAreAwaited
 #include "collectives/host/staging_buffers.h"
@@ -59,8 +59,8 @@ bool StagingBuffers::Pins(const Flight& flight) {
 // staging buffer. The wait reaches its deadline only if all these conditions hold:
 // - more than kStagingBuffers operations are in flight;
 // - the ranks contribute to these operations in different orders;
-// - a rank has fewer threads than operations, so it contributes to some operations only after other
-//   operations that wait here.
+// - a rank has fewer threads than operations, so operations that wait here delay its contributions
+//   to other operations.
 uint32_t StagingBuffers::Pick(Flight& flight) const {
   std::atomic<uint64_t>& word = self_.segment.channel(flight.channel).staging_buffer[flight.sequence & 1];
   shm::Counter& waiters = self_.segment.header().staging_waiters;
@@ -141,10 +141,10 @@ void StagingBuffers::WakeWaiters() const {
   waiters.Stir();
 }
 
-// Each channel has two `left` counters, and operations with even and odd numbers alternate between
-// them. No rank begins the next operation with the same counter before all ranks have left this
-// one. If a rank fails before it leaves, the staging buffer stays bound until the cluster version
-// ends.
+// Each channel has two `left` counters, one for operations with even numbers and one for odd
+// numbers. No rank begins the next operation with the same counter before all ranks have left this
+// operation. If a rank fails before it leaves, the staging buffer stays bound until the cluster
+// version ends.
 void StagingBuffers::Leave(uint32_t channel, uint32_t sequence, size_t members, bool failed) const {
   const shm::Segment& segment = self_.segment;
   shm::ChannelHead& head = segment.channel(channel);

@@ -1,4 +1,4 @@
-// The segment's staging buffers. Operations stage data there if it is too large for a mailbox.
+// The segment's staging buffers, which hold data that is too large for a mailbox.
 #ifndef KUNGFU_COLLECTIVES_HOST_STAGING_BUFFERS_H_
 #define KUNGFU_COLLECTIVES_HOST_STAGING_BUFFERS_H_
 
@@ -22,13 +22,14 @@ class StagingBuffers {
 
   // Binds a staging buffer to the operation. Waits if all staging buffers are in use.
   void Bind(Flight& flight) const;
-  // Records that this rank has finished the operation, even if the operation used no staging
-  // buffer. Set `failed` if the words of the staging buffer must be reset before their next use.
+  // Records that this rank has finished the operation. Call this function even if the operation
+  // used no staging buffer. Set `failed` if the counters of the staging buffer must be reset before
+  // their next use.
   void Leave(const Flight& flight, bool failed) const {
     Leave(flight.channel, flight.sequence, flight.members.size(), failed);
   }
-  // Records that this rank has finished operation number `sequence` in channel `channel`, which has
-  // `members` members.
+  // Records that this rank has finished operation number `sequence` in channel `channel`. The
+  // operation has `members` members.
   void Leave(uint32_t channel, uint32_t sequence, size_t members, bool failed) const;
 
  private:

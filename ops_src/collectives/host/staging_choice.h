@@ -15,9 +15,9 @@
 namespace kungfu::host {
 
 // After plain stores, a buffer is in the cache of the writer's core. A core that shares this cache
-// reads the buffer from there immediately. For any other core, it is slow to fetch modified lines
-// from another core's cache, and faster to read from memory. The table shows measurements with two
-// ranks on two cores (float32 sum of 1 MiB / 64 MiB, in microseconds):
+// reads the buffer quickly. Any other core must fetch modified lines from the writer's cache, which
+// is slower than reading from memory. The table shows measurements with two ranks on two cores
+// (float32 sum of 1 MiB / 64 MiB, in microseconds):
 //
 //     |                 | plain stores  | streaming stores |
 //     | shared L3       | 150 / 10 400  | 185 / 15 700     |
@@ -25,17 +25,17 @@ namespace kungfu::host {
 //
 // A program can't find out whether two cores share a cache: a virtual machine reports a shared L3
 // even if the hypervisor moves its cores. So a rank tries both methods. A turn is an operation, or
-// a part of a large operation (see StagingTurns). In the first kTries turns of a history, all ranks
-// alternate between the methods in the same way. Later, four turns in every kSoon turns are tries,
-// and still later four in every kPeriod. (If ranks run several names at once, their turns may not
-// match, which only makes the measurements less accurate.) In all other turns, each rank uses the
-// method that was faster for it.
+// a part of a large operation (see StagingTurns). The first kTries turns of a history are tries, in
+// which all ranks alternate between the methods in the same way. Later, four of every kSoon turns
+// are tries, and still later four of every kPeriod turns. (If ranks run several operations at once,
+// their turns may not match, which only makes the measurements less accurate.) In all other turns,
+// each rank uses its faster method.
 //
-// Only tries are measured, because the time of any other turn also depends on how the other ranks
-// stage. There is one exception. Suppose that two consecutive turns both took more than twice as
-// long as the last try of their method, or both took less than half as long. Then their time
-// replaces the time of that try. The reason is that the hypervisor has moved a core, or that the
-// try used new memory pages. The choice never changes the bits of the results.
+// Only tries are measured, because the time of any other turn also depends on the methods of the
+// other ranks. There is one exception. Suppose that two consecutive turns both took more than twice
+// as long as the last try of their method, or both took less than half as long. Then the time of
+// these turns replaces the time of that try: the hypervisor has moved a core, or the try used new
+// memory pages. The choice never changes the bits of the results.
 //
 // Thread-safe. A lost update costs only one measurement.
 class StagingChoice {
@@ -95,8 +95,8 @@ class StagingChoice {
   History histories_[kHistories];
 };
 
-// The turns of one operation that has several chunks. Each turn has kChunks chunks. The last turn
-// also has the remaining chunks. A rank stages less than one turn ahead of the chunks that it
+// The turns of one operation that has several chunks. Each turn has kChunks chunks, and the last
+// turn also has the remaining chunks. A rank stages less than one turn ahead of the chunks that it
 // reads, so at most two turns are in progress. Tests pass their own `Clock`.
 template <class Clock>
 class StagingTurnsBy {

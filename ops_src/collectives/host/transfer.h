@@ -1,5 +1,6 @@
 // Copies data between an operation's tensors and the buffers that the ranks share. Defines how a
-// rank stages its data, and how it computes its output from the data that all ranks have staged.
+// rank stages its data, and how the rank computes its output from the data that all ranks have
+// staged.
 #ifndef KUNGFU_COLLECTIVES_HOST_TRANSFER_H_
 #define KUNGFU_COLLECTIVES_HOST_TRANSFER_H_
 
@@ -117,8 +118,8 @@ class Reducer {
   }
 
  private:
-  // The number of bytes that are reduced in the first-level cache before the result is streamed
-  // out.
+  // The number of bytes that are reduced in the first-level cache before they are written with
+  // streaming stores.
   static constexpr size_t kBlock = 4096;
 
   void Apply(char* to, const void* const* sources, uint32_t n, size_t bytes) const {
@@ -142,9 +143,9 @@ class Reducer {
     blend_(to, counting, shares, num, bytes / unit_);
   }
 
-  // Runs the program that adds up the planes, block by block. Stores the result of an addition in
-  // `results`, in the row that belongs to the result's position on the stack. `to` may be one of
-  // the sources, because each block is written only after it has been read.
+  // Runs the program that adds up the planes, block by block. Row i of `results` contains the
+  // result at position i of the stack. `to` may be one of the sources, because each block is
+  // written only after it has been read.
   void AddUp(char* to, const void* const* sources, size_t bytes) const {
     alignas(64) char results[Planes::kMaxDepth][kBlock];
     const void* stack[Planes::kMaxDepth + 1];
@@ -172,8 +173,8 @@ class Reducer {
   DivideFn divide_;  // set if the operation adds up planes
 };
 
-// Returns the address in plane number `plane` of this rank that corresponds to the position of
-// `cursor`. `input` is the same position in the operation's tensors.
+// Returns the position of `cursor` in this rank's plane number `plane`. `input` is the same
+// position in the operation's tensors.
 inline const void* OwnPlane(const Planes& planes, uint32_t plane, const Cursor& cursor, const void* input) {
   const char* const own = planes.own[plane];
   return own == nullptr ? input : own + cursor.taken();

@@ -1,6 +1,6 @@
-// A waiting rank spins for a moment, and then sleeps on the word that it waits for. It doesn't rely
-// on a wake-up: each sleep ends after at most kSlice, and the rank then checks whether its wait can
-// still succeed.
+// A waiting rank spins for a moment, and then sleeps until the awaited counter changes. The rank
+// doesn't rely on a wake-up: each sleep ends after at most kSlice, and the rank then checks whether
+// its wait can still succeed.
 #include "collectives/host/waiting.h"
 
 #include <sched.h>
@@ -22,11 +22,11 @@ constexpr int kSpinTurns = 1000;
 // yields.
 constexpr auto kYieldTime = std::chrono::microseconds(50);
 // A yield doesn't always give the core to another thread. If a thread has had less than its share
-// of time, the scheduler keeps it running. This happens to a rank that was woken late because
-// another rank kept running. Its yields would have no effect during all of kYieldTime, in each
-// operation. (An operation of 64 KiB with four ranks on two cores then takes 100 us instead of 40
-// us.) So the rank sleeps instead, which does give the core away, if both conditions hold:
-// - this number of consecutive yields has returned immediately, which takes about 5 us;
+// of time, the scheduler keeps it running. So if a rank was woken late because another rank kept
+// running, its yields may have no effect during all of kYieldTime. (An operation of 64 KiB with
+// four ranks on two cores then takes 100 us instead of 40 us.) So the rank sleeps, which does give
+// the core to another thread, if both conditions hold:
+// - kVainTurns consecutive yields have returned immediately, which takes about 5 us;
 // - a rank that has made less progress was last seen on this core.
 constexpr int kVainTurns = 10;
 constexpr auto kVainTurn = std::chrono::nanoseconds(1500);
@@ -85,7 +85,7 @@ void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer,
     const uint32_t armed = counter.Arm();
     if (shm::Counter::Reached(armed, target)) return;
     // Arm has recorded that this rank is going to sleep (see Counter). The fence orders the checks
-    // below with the changes by the thread that marks failed ranks (see
+    // below relative to the writes of the thread that marks failed ranks (see
     // SegmentControlBlock::MarkLost).
     std::atomic_thread_fence(std::memory_order_seq_cst);
     rules_.ThrowIfPointless(counter, target, peer, flight);
@@ -124,7 +124,7 @@ std::string Waiting::NameOf(uint32_t peer, const Flight& flight) const {
   return self_.options.behind_it(flight.operation);
 }
 
-// Returns the names of `peer` and of the other ranks that haven't arrived in the operation yet.
+// Returns the names of `peer` and of all other ranks that haven't begun the operation yet.
 std::string Waiting::Awaited(uint32_t peer, const Flight& flight) const {
   std::string awaited;
   for (const uint32_t r : flight.members) {
@@ -138,8 +138,9 @@ std::string Waiting::Awaited(uint32_t peer, const Flight& flight) const {
   return awaited;
 }
 
-// Returns true if a rank that was last seen on this rank's `core` has published less in this
-// operation than this rank. A wrong answer does no harm, because it only decides how to wait.
+// Returns true if another rank that was last seen on `core` has made less progress in this
+// operation than this rank. A wrong answer is harmless, because it affects only how this rank
+// waits.
 bool Waiting::HasLaggardOn(int core, const Flight& flight) const {
   const shm::Segment& segment = self_.segment;
   const auto behind = [](const shm::Counter& its, const shm::Counter& own) { return !its.Reached(own.Count()); };

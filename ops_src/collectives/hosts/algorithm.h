@@ -1,5 +1,5 @@
-// Algorithms for all-reduces between hosts. Each host contributes one set of data. The hosts
-// exchange messages on the thread that calls the algorithm.
+// Algorithms for all-reduces between hosts. Each host contributes one set of data. Each host
+// exchanges messages on the thread that calls Algorithm::Run.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_ALGORITHM_H_
 #define KUNGFU_COLLECTIVES_HOSTS_ALGORITHM_H_
 
@@ -42,9 +42,9 @@ struct Cost {
   uint64_t steps, bytes;
 };
 
-// An algorithm for all-reduces between hosts. The bits of the result are equal on all hosts. They
-// depend only on the algorithm, the inputs, the order and number of the hosts, and `count`. 16-bit
-// floats are rounded after each reduction of two values.
+// An algorithm for all-reduces between hosts. The bits of the result are equal on all hosts. These
+// bits depend only on the algorithm, the inputs, the order and number of the hosts, and `count`.
+// 16-bit floats are rounded after each reduction of two values.
 class Algorithm {
  public:
   virtual ~Algorithm() = default;
@@ -58,9 +58,10 @@ class Algorithm {
   // concurrently, in any order.
   //
   // Throws ValueError if the call is outside range(), and the errors that Mesh's functions throw.
-  // If a host is lost, the waits for that host end. Other hosts may have succeeded, or may wait for
-  // a host that has thrown, until Mesh::Cancel or their deadlines end the wait. When Run throws,
-  // this host has no messages in flight, and its output may contain a part of the result.
+  // If a host is lost, the waits for that host end. On other hosts, Run may have succeeded. Or it
+  // may wait for a host on which Run has thrown, until Mesh::Cancel or a deadline ends the wait.
+  // When Run throws, this host has no messages in flight, and its output may contain a part of the
+  // result.
   void Run(const AllReduceCall& call) const;
 
  private:
@@ -94,12 +95,12 @@ class Ring final : public Algorithm {
   void RunInRange(const AllReduceCall& call) const override;
 };
 
-// Reduces data up a tree of hosts, and sends the result down the tree. It uses either a single
-// tree, or one tree per host, each for a part of the elements.
+// Reduces data up a tree of hosts, and sends the result down the tree. Either a single tree reduces
+// all elements, or each host is the root of a tree for a part of the elements.
 class Trees final : public Algorithm {
  public:
-  // `order` lists the hosts, beginning with the root of the first tree. If it is empty, the order
-  // is that of the hosts' indices.
+  // `order` lists the hosts, beginning with the root of the first tree. If `order` is empty, the
+  // hosts are in the order of their indices.
   Trees(Shape shape, bool around_each, Members order = {})
       : shape_(shape), around_each_(around_each), order_(std::move(order)) {}
 

@@ -193,8 +193,8 @@ void ClusterCommunicator::GiveUp(const Error& error) {
   Communicator::Close(error.status(), error.what());
 }
 
-// Runs `body`, and gives up if `body` throws. If the error comes from the host's communicator, that
-// communicator has already called GiveUp, and ignores another call.
+// Runs `body`, and calls GiveUp if `body` throws. If the error comes from the host's communicator,
+// that communicator has already called GiveUp, and ignores another call.
 template <typename Body>
 void ClusterCommunicator::OrGiveUp(const Body& body) {
   closure_.ThrowIfClosed();
@@ -363,7 +363,7 @@ ClusterCommunicator::Brought ClusterCommunicator::Bring(const Operation& operati
 }
 
 // Waits for the outcome of this rank's contribution, and receives the result. Returns the
-// generation in which the operation ended, or none if the rank must first contribute more.
+// generation in which the operation ended, or none if the rank must first contribute more slices.
 std::optional<uint32_t> ClusterCommunicator::Hear(const Operation& operation, Brought& brought) {
   for (;;) {
     const hosts::CommitAndResult word = HearCommit(operation);
@@ -500,8 +500,8 @@ void ClusterCommunicator::Tell(const Operation& operation, uint32_t generation, 
   }
 }
 
-// Asks this host's transport what it is waiting for, and returns the answer. Returns a general
-// description if the transport doesn't know or doesn't answer.
+// Asks this host's transport which hosts it is waiting for, and returns the answer. Returns a
+// general description if the transport doesn't know or doesn't answer.
 std::string ClusterCommunicator::BehindTheTransport(const Operation& part) {
   const std::lock_guard<std::mutex> one(asking_);
   hosts::Request request;
@@ -593,9 +593,9 @@ void ClusterCommunicator::TakeResult(const Operation& operation) {
   }
 }
 
-// Returns how many of this host's ranks have failed in a generation. Waits until this host's
-// segment lists these failures, because the launcher adds a failure to the control block first and
-// to the segment later.
+// Returns how many of this host's ranks are excluded from `generation`. Waits until the host's
+// segment lists their failures, because the launcher adds a failure first to the control block, and
+// later to the segment.
 uint32_t ClusterCommunicator::AwaitLocalFailures(uint32_t generation) const {
   const uint32_t failed = places_.NumFailedOn(host_, generation, control_);
   while (local_control_.num_failed() < failed) {

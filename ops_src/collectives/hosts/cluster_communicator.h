@@ -1,4 +1,4 @@
-// The collectives of a cluster with several hosts, as one rank uses them.
+// The communicator of one rank in a cluster with several hosts.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_CLUSTER_COMMUNICATOR_H_
 #define KUNGFU_COLLECTIVES_HOSTS_CLUSTER_COMMUNICATOR_H_
 

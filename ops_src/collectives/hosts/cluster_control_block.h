@@ -1,4 +1,4 @@
-// The control block of a cluster with several hosts, as one rank uses it.
+// One rank's view of the control block in a cluster with several hosts.
 #ifndef KUNGFU_COLLECTIVES_HOSTS_CLUSTER_CONTROL_BLOCK_H_
 #define KUNGFU_COLLECTIVES_HOSTS_CLUSTER_CONTROL_BLOCK_H_
 
@@ -13,11 +13,10 @@
 
 namespace kungfu::hosts {
 
-// The job's launchers make announcements to all ranks in a segment that all ranks share: failures
-// in a single order, cluster versions, and sync points. A rank makes its own announcements in the
-// segment of its host, for the other ranks and the launcher of that host. A rank knows little about
-// ranks on other hosts: what the launchers pass on, and whether such a rank had the training state
-// when it joined.
+// The job's launchers announce failures (in a single order), cluster versions and sync points in a
+// segment that contains all ranks. A rank makes its own announcements in its host's segment, for
+// the other ranks and the launcher of that host. About a rank on another host, a rank knows only
+// what the launchers pass on, and whether that rank had the training state when it joined.
 //
 // Thread-safe.
 class ClusterControlBlock final : public ControlBlock {

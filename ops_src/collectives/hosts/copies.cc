@@ -8,8 +8,8 @@
 
 namespace kungfu::hosts {
 
-// Copies piece by piece: a host passes on each piece as soon as it has received the piece. A host
-// waits only for its parent. The root waits for no host.
+// A host forwards each piece as soon as it has received the piece. A host waits only for its
+// parent. The root waits for no host.
 void Broadcast(const Group& group, const tcp::Tag& tag, Shape shape, uint32_t root, void* data, size_t bytes) {
   const uint32_t n = group.size();
   if (root >= n)
@@ -37,9 +37,8 @@ void Broadcast(const Group& group, const tcp::Tag& tag, Shape shape, uint32_t ro
   group.WaitAll(sent);
 }
 
-// Each host sends one message to every other host, so no host waits for more than one host at a
-// time. Each host begins with the next host in order, so that not all hosts first send to the same
-// host.
+// Each host sends one message directly to every other host, so each wait depends on only one host.
+// Each host begins with the next host in order, so that not all hosts first send to the same host.
 void AllGather(const Group& group, const tcp::Tag& tag, const void* row, void* out, size_t bytes) {
   const uint32_t n = group.size();
   auto* const rows = static_cast<char*>(out);

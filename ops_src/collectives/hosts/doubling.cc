@@ -11,11 +11,11 @@
 // hosts of two blocks all compute (data of the lower block) op (data of the upper block), in this
 // order. The second hosts of the pairs get a copy.
 //
-// All receives are posted at the beginning. Each has separate memory, in which the sum of its step
-// is computed later. So the data that a step sends stays unchanged until it has been sent. There is
-// one exception: in an in-place operation, the second host of a pair receives the result into its
-// output, from which it also sends its data. This is safe: the result includes this data, so the
-// data was sent before the result arrives.
+// All receives are posted at the beginning, each with separate memory. The sum of a step is
+// computed in the memory of the step's receive. So the data that a step sends stays unchanged until
+// it has been sent. There is one exception: in an in-place operation, the second host of a pair
+// sends its data from the memory into which it receives the result. This is safe: the result
+// includes this data, so the data was sent before the result arrives.
 #include <algorithm>
 #include <cstring>
 #include <vector>

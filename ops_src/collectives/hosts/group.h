@@ -24,7 +24,7 @@ class Group {
     const bool sorted = std::adjacent_find(members_.begin(), members_.end(), std::greater_equal<>()) == members_.end();
     if (!sorted || self == members_.end() || *self != mesh.self() || members_.back() >= mesh.size()) {
       throw Error(KF_INVALID, Text("host ", mesh.self(), " of ", mesh.size(),
-                                   ": the hosts of the group are not in ascending order, or lack this host"));
+                                   ": the group's hosts are not in ascending order, or lack this host"));
     }
     place_ = static_cast<uint32_t>(self - members_.begin());
   }

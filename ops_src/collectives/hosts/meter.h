@@ -15,8 +15,8 @@
 namespace kungfu::hosts {
 
 // Measures the inter-host all-reduces whose algorithm AUTO has chosen, except those whose data
-// travels in the headers (see invariant 13 in transport.h). A measurement begins when
-// the headers of all hosts have been exchanged, so it includes no wait for a late rank.
+// travels in the headers (see invariant 13 in transport.h). A measurement begins when the hosts
+// have exchanged their headers, so it includes no wait for a late rank.
 //
 // The time per step is measured with small all-reduces that ran alone. The time per byte is
 // measured over a period between two moments at which no all-reduce is running, because concurrent
@@ -43,7 +43,7 @@ class Meter {
   Figures figures() const;
 
  private:
-  // The latest measurements of one of the two times, and its reported value.
+  // The latest measurements of one quantity, and its reported value.
   class Lately {
    public:
     // Adds a measurement. Returns true if `told`, the reported value, has changed.

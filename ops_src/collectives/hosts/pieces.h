@@ -12,7 +12,7 @@ namespace kungfu::hosts {
 // The size of a piece in bytes. Data is sent, received and reduced piece by piece.
 inline constexpr size_t kPieceBytes = 256 << 10;
 
-// The number of pieces that may arrive while one piece is reduced. Their memory stays in a core's
+// The number of pieces that may arrive while one piece is reduced. This many pieces fit in a core's
 // cache.
 inline constexpr size_t kWindow = 8;
 

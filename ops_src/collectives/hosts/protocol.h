@@ -20,19 +20,20 @@ namespace kungfu::hosts {
 inline constexpr uint32_t kTracks = 4;
 
 // A message from a rank to its transport: the rank begins an operation or, with `renewal`,
-// contributes to it again in another generation. It is one message on a SOCK_SEQPACKET socket.
+// contributes again to a running operation in another generation. Each request is one message on a
+// SOCK_SEQPACKET socket.
 struct Request {
   bool renewal = false;
-  // If true, the rank begins no operation. Instead, it asks what the operation with this name is
-  // waiting for. The answer arrives on the same socket: the value of `count` in 8 bytes, followed
-  // by text.
+  // If true, the rank begins no operation. Instead, it asks which hosts the operation with this
+  // name is waiting for. The answer arrives on the same socket: the value of `count` in 8 bytes,
+  // followed by text.
   bool asks = false;
   Kind kind = Kind::kBarrier;
   kf_dtype dtype = KF_UINT8;
   kf_op op = KF_SUM;
   bool weighted = false;
-  // If true, the ranks will contribute more after a commit with Commit::kMore. This commit means
-  // that all hosts contribute the same operation (see slices.h).
+  // If true, the ranks contribute the other slices after a commit with Commit::kMore. This commit
+  // reports that all hosts run the same operation (see slices.h).
   bool more_follow = false;
   bool is_slice = false;         // true if other slices of the same operation run concurrently
   uint8_t track = 0;             // the track of the slice
@@ -57,10 +58,10 @@ struct Request {
                                                    // once
 };
 
-// The transport's decision on an operation, which it sends to all ranks of its host. Ranks may wait
-// a long time for the decision, until the other hosts have contributed. So the decision is sent by
-// a broadcast whose data is inlined. A broadcast with a staging buffer would occupy that buffer
-// during the whole wait (see invariant 12 in staging_buffers.cc).
+// The transport's decision on an operation, which the transport sends to all ranks of its host.
+// Ranks may wait a long time for the decision, until the other hosts have contributed. So the
+// decision is sent by a broadcast whose data is inlined. A broadcast with a staging buffer would
+// occupy that buffer during the whole wait (see invariant 12 in staging_buffers.cc).
 struct Commit {
   enum What : uint8_t {
     kDone = 1,    // the result is in the staging buffer or in this message, or follows in a broadcast
@@ -92,27 +93,27 @@ inline bool GoesInRows(Kind kind, kf_dtype dtype, kf_op op) {
 inline bool GoesInRows(const Operation& operation) { return GoesInRows(operation.kind, operation.dtype, operation.op); }
 
 // Returns true if the staging buffer with the contributions of a host's ranks is kept for the
-// result. This is valid only for operations without planes.
+// result. Call this function only for operations without planes.
 inline bool PinsBuffer(Kind kind, kf_dtype dtype, kf_op op) {
   return kind == Kind::kAllReduce && !GoesInRows(kind, dtype, op);
 }
 
-// If a host's contribution is so small that hosts send it in their headers, returns its number of
-// bytes. Otherwise returns 0.
+// Returns the size of a host's contribution in bytes if the hosts send it in their headers. Returns
+// 0 if the contribution is too large for a header.
 inline constexpr size_t kSmallBytes = 40;
 inline size_t SmallBytes(Kind kind, kf_dtype dtype, kf_op op, uint64_t count) {
   if (!PinsBuffer(kind, dtype, op) || count > kSmallBytes || count * SizeOf(dtype) > kSmallBytes) return 0;
   return count * SizeOf(dtype);
 }
 
-// If the result is so small that the ranks get it together with the commit, returns its number of
-// bytes. Otherwise returns 0.
+// Returns the size of the result in bytes if the ranks get it together with the commit. Returns 0
+// if the result is too large.
 inline size_t BytesWithCommit(Kind kind, kf_dtype dtype, kf_op op, uint64_t count) {
   const size_t bytes = SmallBytes(kind, dtype, op, count);
   return bytes <= sizeof(CommitAndResult::result) ? bytes : 0;
 }
 
-// The host of each rank in the cluster. All ranks have equal Places.
+// Maps each rank of the cluster to its host. Equal on all ranks.
 class Places {
  public:
   explicit Places(std::vector<uint32_t> host_of_rank);

@@ -1,12 +1,12 @@
-// An all-reduce for large amounts of data around a ring. The data has n segments, one for each
-// host. Each host first sends its own segment to the next host. That host adds its part and sends
-// the sum on. After n-1 steps, the complete sum of a segment is at the host that comes before the
-// segment's own host. Then the sums go around the ring once more. Each host sends and receives 2
-// (n-1)/n of the bytes.
+// An all-reduce around a ring of hosts, for large amounts of data. The data has n segments, one for
+// each host. Each host first sends its own segment to the next host. The next host adds its part
+// and sends the sum to the host after it. After n-1 steps, the host before a segment's own host has
+// the complete sum of the segment. Then the sums go around the ring once more. Each host sends and
+// receives 2 (n-1)/n of the bytes.
 //
-// Segments are divided into pieces. Each piece is one message, and a host sends it on as soon as
-// the host has added its own part. While one piece is reduced, the next piece arrives and the
-// previous piece leaves.
+// Segments are divided into pieces. Each piece is one message. A host forwards a piece as soon as
+// it has added its own part. While one piece is reduced, the next piece arrives and the previous
+// piece leaves.
 //
 // All hosts get bit-identical results. Each element is added up only once, along the ring,
 // beginning with its segment's own host. Then the sum is only copied.
@@ -20,8 +20,8 @@
 // inputs, if the operation is in place). This is safe, because a sum includes this host's part. So
 // this host has added or sent its part before the sum exists anywhere.
 //
-// The parts of other hosts are received in a window of pieces. In the window, this host adds its
-// own parts to them. The receive of piece k + window is posted when piece k has been added.
+// The parts of other hosts are received into a window of kWindow pieces, from which this host adds
+// them to its own parts. The receive of piece k + kWindow is posted when piece k has been added.
 #include <algorithm>
 #include <vector>
 

@@ -20,7 +20,7 @@ struct Scratch {
   size_t bytes() const { return contribution.bytes() + result.bytes() + other.bytes(); }
 
   Memory contribution, result, other;
-  // The contribution of the host's ranks. It is kept while it may be needed again, either in
+  // The contribution of the host's ranks. While it may be needed again, it is kept in
   // `contribution` or in the pinned staging buffer.
   char* data = nullptr;
   char* out = nullptr;     // the result, in memory of this object or in the pinned staging buffer

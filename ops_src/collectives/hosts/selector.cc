@@ -28,17 +28,16 @@ Strategy StrategyNamed(const std::string& name) {
 
 namespace {
 
-constexpr uint64_t kMostBytes = 1 << 30;  // larger sizes don't change the selection, but might overflow
+constexpr uint64_t kMostBytes = 1 << 30;  // larger sizes don't change the selection, but costs might overflow
 constexpr uint32_t kMostFigure = 100'000'000;
 // The figures that are assumed until there are measurements: a message takes 0.1 ms (including the
-// kernels and the transports' threads), and the network has 1 Gbit/s.
+// time in the kernels and the transports' threads), and the network has 1 Gbit/s.
 constexpr Figures kAssumed{100'000, 8'000};
-// The fraction of the time per byte that recursive doubling spends on reductions while nothing is
-// sent. With this value, chosen by measurement, two hosts switch from doubling to the ring at 128
-// KiB.
+// The fraction of the time per byte during which recursive doubling reduces data and sends nothing.
+// The value was chosen by measurement: two hosts switch from doubling to the ring at 128 KiB.
 constexpr uint64_t kUnhiddenReduction = 10;  // a tenth
 
-// Returns the worst measurement among all hosts, for each figure.
+// Returns the worst value of each figure among all hosts.
 Figures WorstOf(const std::vector<Figures>& of_hosts) {
   Figures worst;
   for (const Figures& each : of_hosts) {
@@ -55,7 +54,7 @@ uint64_t CableByte(const Figures& host) { return std::min<uint64_t>(1'000'000'00
 
 using Selected = std::unique_ptr<const Algorithm>;
 
-// Returns a tree whose leaves are the slow hosts, if its time is at most 90% of the ring's.
+// Returns a tree whose leaves are the slow hosts, if the tree takes at most 90% of the ring's time.
 // Otherwise returns null.
 Selected AroundSlowHosts(const std::vector<Figures>& of_hosts, uint64_t bytes, uint32_t beside) {
   const auto n = static_cast<uint32_t>(of_hosts.size());

@@ -31,24 +31,24 @@ Strategy StrategyNamed(const std::string& name);
 struct Figures {
   uint32_t step_ns = 0;  // time that a host waits for a message
   uint32_t byte_ps = 0;  // time per byte of an operation, through the slowest cable of all hosts
-  // The rate of the host's own cable in bytes per millisecond. With `is_all`, it is the limit of
-  // the network. Otherwise it is a lower bound.
+  // The measured rate of the host's own cable, in bytes per millisecond. If `is_all` is set, this
+  // rate is the limit of the network. Otherwise it is a lower bound of the limit.
   uint32_t cable = 0;
   uint32_t is_all = 0;
 };
 
 // Selects the algorithm for an all-reduce of `bytes` bytes between hosts with the measurements
-// `of_hosts`. With AUTO, this is the cheapest algorithm by an alpha-beta model with the worst
-// figures of all hosts. `beside` is the number of all-reduces that run at the same time. These
-// all-reduces share the cables, but their waits for messages overlap. If the selected algorithm
-// doesn't accept this size, returns Doubling.
+// `of_hosts`. AUTO selects the cheapest algorithm in an alpha-beta model with the worst figures of
+// all hosts. `beside` is the number of all-reduces that run at the same time. These all-reduces
+// share the cables, but their waits for messages overlap. If the selected algorithm doesn't accept
+// this size, returns Doubling.
 //
 // - Doubling sends all bytes in each step, and reduces between the steps. Ring has more steps with
 //   fewer bytes.
-// - The slowest cable limits Ring, because it must carry 2 (n-1)/n of the bytes. A binary tree can
-//   have the hosts with slow cables as its leaves, so that a slow cable carries all bytes once up
-//   and once down. The tree is faster if there are at least three hosts and the other cables are
-//   three times as fast.
+// - The slowest cable limits Ring, because this cable must carry 2 (n-1)/n of the bytes. A binary
+//   tree can have the hosts with slow cables as its leaves, so that a slow cable carries all bytes
+//   once up and once down. The tree is faster if there are at least three hosts and the other
+//   cables are three times as fast.
 //
 // The computation uses whole numbers, so hosts with different compilers and processors select the
 // same algorithm.

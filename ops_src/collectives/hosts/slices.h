@@ -26,8 +26,8 @@
 // host's ranks contribute the first slice on track 0, like an operation without slices. So a rank
 // that contributes a different operation is detected. The ranks contribute all other slices only
 // after the transport reports that the other hosts have contributed the same first slice
-// (Commit::kMore). So when a mismatch is found, no other slice is running. The number of operations
-// on each track stays the same on all hosts.
+// (Commit::kMore). So when a mismatch is found, no other slice is running, and the number of
+// operations on each track is still equal on all hosts.
 // Test: Cluster.AMismatchOfWhatGoesInSlicesIsAnErrorEverywhereAndBreaksNothing
 #ifndef KUNGFU_COLLECTIVES_HOSTS_SLICES_H_
 #define KUNGFU_COLLECTIVES_HOSTS_SLICES_H_

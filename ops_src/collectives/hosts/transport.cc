@@ -27,7 +27,8 @@ constexpr int kLookEveryMs = 20;
 // A transport has no deadlines, because the ranks have deadlines.
 constexpr auto kNever = std::chrono::milliseconds(std::chrono::hours(24 * 3650));
 const tcp::Tag kEnding = tcp::Tag::Of("kungfu/hosts/ending", 0);
-// The message numbers. A second message with the next number contains the names.
+// The numbers of the messages between dispatchers. For each of these messages, a second message
+// with the next number contains the names.
 enum : uint64_t { kBegin = 0, kEnd = 2, kFailure = 4 };
 
 }  // namespace
@@ -116,8 +117,8 @@ std::vector<std::pair<uint32_t, std::string>> Transport::Unreachable() const {
   return found;
 }
 
-// First cancels the mesh's messages, so running exchanges end without effect. Their threads then
-// wait for the new epoch.
+// First cancels all messages between hosts, so running exchanges end without effect. Their threads
+// then wait for the new epoch.
 void Transport::LoseHost(uint32_t host) {
   if (host >= places_.hosts() || host == host_)
     throw Error(KF_INVALID, Text("host ", host, " is not another host of this cluster"));
@@ -153,8 +154,8 @@ void Transport::Fail(kf_status status, const std::string& text) {
     if (failed_ || closing_) return;
     failed_.emplace(status, text);
   }
-  // Write the error here first. All threads that wait in the segment, including the transport's own
-  // threads, must find this error and no other error.
+  // Write the error to the segment before `local_` is closed. All threads that wait in the segment,
+  // including the transport's own threads, must find this error and no other error.
   local_control_.GiveUp(self_, GaveUp::kForAll, status, text);
   local_->Close(status, text);
   changed_.notify_all();
@@ -195,8 +196,8 @@ struct Transport::Talk {
     bool names_follow = false;
     bool over = false;
   };
-  // What the other host sends: at the beginning of the epoch, when its ranks have ended, and when
-  // it fails. The first epoch has no message for its beginning.
+  // The messages that the other host sends at the beginning of the epoch (except the first epoch),
+  // when its ranks have ended, and when its transport fails.
   Hearing begin, end, failure;
   std::vector<tcp::Mesh::Ticket> saying;
 };
@@ -331,8 +332,8 @@ void Transport::Hear(uint32_t local_rank, int fd) {
   }
 }
 
-// Replies to a rank that asks what an operation is waiting for. The reply is dropped if the rank
-// doesn't read its socket, because no rank depends on it.
+// Replies to a rank that asks which hosts an operation is waiting for. Drops the reply if the rank
+// doesn't read its socket.
 void Transport::Answer(int fd, const Request& question) const {
   std::string text;
   {
@@ -484,16 +485,16 @@ bool Transport::HasFailed(Ending& ending) const {
   return true;
 }
 
-// Returns true if this host begins no more operations, and sets the reason in `ending`. First it
-// reads all pending requests. A rank writes its requests before it leaves or fails. So when the
-// transport sees that a rank has left or failed, the socket contains all requests of that rank.
+// Returns true if this host begins no more operations, and sets the reason in `ending`. Before
+// that, reads all pending requests. When the transport sees that a rank has left or failed, the
+// rank's socket contains all requests of that rank.
 bool Transport::IsOver(Ending& ending) {
   std::string left;
   for (uint32_t r = 0; r < self_; r++) {
     if (local_control_.HasFailed(r)) continue;
     const RankState state = local_control_.State(r);
-    // EndedForAll means that the rank's process has exited successfully but without leaving. The
-    // other ranks can't continue without this rank.
+    // EndedForAll means that the rank's process has exited successfully without a call of Leave.
+    // The other ranks can't continue without this rank.
     if (state != RankState::kLeft && !local_control_.EndedForAll(r)) return false;
     left += Text(left.empty() ? "" : ", ", local_control_.PeerName(r), " ",
                  state == RankState::kLeft ? "has finished and left" : local_control_.LostReason(r));

@@ -1,4 +1,4 @@
-// The inter-host transport does one host's work in the operations between several hosts. It is part
+// A host's transport runs the host's part of operations over several hosts. The transport is part
 // of the host's launcher.
 //
 // The invariants below show that every operation ends in the same way on all ranks. Other files
@@ -9,8 +9,8 @@
 //
 // Generation g of the cluster has all ranks except the first g failed ranks. The control block
 // lists the failures in the same order on all hosts. Each host's segment also lists the failures of
-// its own ranks, in the same order. To ensure this order, the host's launcher adds a failure first
-// to the control block, and then to the segment of its host.
+// the host's own ranks, in the same order. To ensure this order, the host's launcher adds a failure
+// first to the control block, and then to the segment of its host.
 //
 // An epoch is the time between two losses of hosts. Each transport counts the epochs.
 //
@@ -34,20 +34,20 @@
 //
 // Failures of ranks
 //
-// 1. A reduce-to-host may end without failed ranks. It then excludes the first i failed ranks of
-// its host, and i is the same on all its members (failure_rules.cc). The transport is also a
-// member, and it fails only if its whole host fails. So a host's contribution is completely
-// described by the number i and the contributions of the other ranks.
+// 1. If ranks of a host fail, a reduce-to-host may exclude the first i of them. All its members
+// agree on i (failure_rules.cc). The transport is also a member, and it fails only if its whole
+// host fails. So the number i and the contributions of the other ranks completely describe a host's
+// contribution.
 // Test: Recovery.SurvivorsEndEveryOperationAlikeWhereverOneFails
 // Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
 //
-// 2. A header contains i. A host's contribution fits generation g if exactly i of the first g
-// failed ranks are on that host. Every transport has all headers, so all transports compute the
-// same generation G. G is the earliest generation that is late enough for all contributions. If
-// more ranks of a host have failed in G than its contribution excludes, its ranks contribute again
-// without the failed ranks. The other hosts keep their contributions. Then the transports send
-// headers once more. Each round has a later G, so the number of rounds is at most the number of
-// failures.
+// 2. A header contains the number i (see 1). A host's contribution fits generation g if exactly i
+// of the first g failed ranks are on that host. Every transport has all headers, so all transports
+// compute the same generation G. G is the earliest generation that excludes every rank that any
+// contribution excludes. If G excludes more ranks of a host than the host's contribution does, the
+// host's remaining ranks contribute again. The other hosts keep their contributions. Then the
+// transports send headers once more. Each round has a later G, so the number of rounds is at most
+// the number of failures.
 // Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
 // Test: Cluster.FewBytesAreBroughtAgainWithoutFailedRanks
 //
@@ -56,28 +56,28 @@
 // operation ends in G on every rank that keeps running until the operation ends.
 // Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
 //
-// 4. An operation that adds up planes (planes.h) depends on which ranks contribute. So all hosts
-// contribute again in G.
+// 4. An operation that adds up planes (planes.h) depends on which ranks contribute. So each host
+// whose contribution is for an earlier generation contributes again in G.
 // Test: ShardsFailures.AStepIsWholeWhereverOneFails
 // Test: ShardsStep.IsWholeWithoutARankThatStopsInTheMiddle
 //
-// 5. A host may learn about a failure late, after it has received a header that counts the failure.
-// A transport or rank that needs the failure waits until its host's control block lists the
-// failure.
+// 5. A host may receive a header that counts a failure before the host's control block lists this
+// failure. A transport or rank that needs the failure waits until the control block lists it.
 // Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
 //
 // 6. If no rank of a host is running any more, the host begins no more operations, and its ranks
-// can't notify the other hosts. So its transport notifies them. For each name, the transport sends
-// once the number of operations that its ranks had begun (Ending). The host contributes to these
-// operations, and to no later ones.
+// can't notify the other hosts. So its transport sends them, once, the number of operations that
+// its ranks had begun with each name (Ending). The host contributes to these operations, and to no
+// later ones.
 // Test: ClusterEnds.FailureAfterTheEndOfItsRanksReachesTheOthers
 // Test: Cluster.FewBytesAreThoseOfHostsWithRanks
 //
 // The communicator ends on all hosts in two cases: an error occurs that not all ranks share, or a
-// rank fails and the launcher's policy is to fail. Then the transport notifies the other
-// transports. It also gives up in its own segment, which ends all waits of its ranks. A transport
-// that is in a later epoch ignores the notice. Then the launcher of the failed transport reports
-// the error to the job's controller, which ends the waits on the other host.
+// rank fails and the launcher's policy is to fail. In both cases, the transport of the affected
+// host notifies the other transports. It also gives up in its own segment, which ends all waits of
+// its ranks. A transport that is in a later epoch ignores the notice. In that case, the launcher of
+// the failed transport reports the error to the job's controller, which ends the waits on the other
+// host.
 // Test: ClusterFailures.WithoutRecoveryAllFail
 // Test: ClusterEnds.RankThatGivesUpEndsTheWaitsOnOtherHosts
 //
@@ -85,56 +85,56 @@
 //
 // If the launcher's policy is to recover, a transport waits when its connection to a host has
 // ended. The job's controller decides which hosts are lost. When the control block lists all ranks
-// of the lost host, the controller notifies the transports of all other hosts (LoseHost). All
-// transports are notified of the same hosts in the same order. Each loss begins a new epoch. All
-// messages between hosts are cancelled (Mesh::Cancel), and the transports agree again on the
-// outcome of each operation.
+// of the lost host as failed, the controller notifies the transports of all other hosts (LoseHost).
+// It notifies all transports of the same hosts in the same order. Each loss begins a new epoch. The
+// transports then cancel all messages between hosts (Mesh::Cancel), and agree again on the outcome
+// of each operation.
 //
 // 7. An outcome is either a result, or a failure that all hosts share. A transport gives its ranks
-// an outcome only when it knows that all hosts have this outcome. To find out, the transports
-// confirm the outcome in one more round after the exchange (Acknowledge), in the epoch of the
-// outcome. A transport keeps an outcome until a new epoch decides otherwise, and gives the outcome
-// to its ranks if the other hosts have it. A failure among the ranks of one host needs no
-// confirmation: these ranks know of the failure, and no other host needs to know if their host is
-// lost.
+// an outcome only when it knows that all hosts have this outcome. So the transports confirm the
+// outcome in one more round after the exchange (Acknowledge), in the epoch of the outcome. If a new
+// epoch begins first, a transport keeps its outcome until the hosts agree again (8). A failure
+// among the ranks of one host needs no confirmation: these ranks know of the failure. If their host
+// is lost, no other host needs to know of it.
 // Test: HostLoss.ALostHostContributesToASumForAllOrNone
 // Test: HostLoss.ABroadcastFromALostHostIsHadByAllOrNone
 //
 // 8. In a new epoch, an operation begins again with headers. If a host has an outcome, its header
-// contains the epoch in which the host got it. If all hosts have an outcome of the same epoch, they
-// give this outcome to their ranks. Otherwise, by 7, no host has given an outcome to its ranks, and
-// no host will. All transports drop their outcomes and continue with their ranks' contributions,
-// which they keep until an outcome is given. The ranks of the lost host have failed, so G is a
-// generation without them.
+// contains the epoch in which the host got the outcome. If all hosts have an outcome of the same
+// epoch, they give this outcome to their ranks. Otherwise, by 7, no host has given its ranks an
+// outcome. All transports then drop their outcomes and continue with their ranks' contributions,
+// which a transport keeps until it gives an outcome. The ranks of the lost host have failed, so G
+// is a generation without them.
 // Test: HostLoss.ALostHostContributesToASumForAllOrNone
 // Test: HostLoss.ALostHostContributesToASumOfSlicesForAllOrNone
 //
 // 9. A host that has given the outcome of an operation to its ranks has left the operation, and
-// sends no more headers for it. So each transport begins an epoch with a message. For each name,
-// this message contains the number of operations whose outcome the transport has given. A transport
-// that waits for a header of a host that has left knows, by 7, that all hosts have the outcome. An
-// outcome belongs to the epoch in which it is given (Finish). A thread that is too late continues
-// in the next epoch.
+// sends no more headers for this operation. So each transport begins an epoch with a message. For
+// each name, this message contains the number of operations whose outcome the transport has given.
+// If the message shows that a host has left an operation, then, by 7, all hosts have the outcome. A
+// transport may give an outcome only in the epoch in which the hosts have agreed on it (Finish). A
+// thread that is too late continues in the next epoch.
 // Test: HostLoss.ALostHostContributesToASumForAllOrNone
 // Test: ClusterFailures.SurvivorsComeToTheSameEndWhereHostsAreLost
 //
-// 10. Two losses may follow each other closely. A transport that dropped its outcome in the first
-// new epoch reports in the second that it has none. If it has received another outcome since then,
-// it reports this outcome, which belongs to a later epoch. A transport that hadn't finished the
-// first epoch reports its earlier outcome. So if the transports conclude that all hosts have the
-// same outcome, the conclusion is correct. An outcome is given only with the confirmation of all
-// hosts in one epoch (7). So no host has given an outcome that another host has dropped.
+// 10. Two hosts may be lost in quick succession. A transport that dropped its outcome in the first
+// new epoch reports in the second new epoch that it has no outcome. If it has got another outcome
+// since then, it reports that outcome, which belongs to a later epoch. A transport that hadn't
+// finished the first new epoch reports its earlier outcome. So if the transports conclude that all
+// hosts have the same outcome, the conclusion is correct. A host gives an outcome only after all
+// hosts have confirmed it in one epoch (7). So no host has given an outcome that another host has
+// dropped.
 // Test: ClusterFailures.SurvivorsComeToTheSameEndWhereHostsAreLost
 //
-// 11. A broadcast may have several source ranks with the same data. All ranks name the same source
+// 11. A broadcast may have several source ranks with the same data. All ranks pass the same source
 // ranks, which are part of the signature. So every transport knows which hosts have a source rank.
-// Such a host contributes the data of its own source rank, as the root's host does. The operation
-// fails on all ranks in two cases. Either a source rank fails before its host has its contribution,
-// so that the operation fails on all ranks of that host (1). Or the host of a source rank has no
-// ranks left, which all transports know by 2 and 6. Each host without a source rank gets the data
-// from a host that has one. These hosts are assigned in turn, in the order of the hosts that have
-// ranks in G, which all transports know. The caller guarantees that the source ranks have the same
-// data.
+// A host with a source rank contributes the data of that rank, as the root's host does. The
+// operation fails on all ranks in two cases. Either a source rank fails before its transport has
+// the data, so that the operation fails on all ranks of that host (1). Or the host of a source rank
+// has no ranks left, which all transports know by 2 and 6. Each host without a source rank gets the
+// data from a host with a source rank. The transports assign the former to the latter round-robin,
+// in the order of the hosts that have ranks in G. The caller guarantees that the source ranks have
+// the same data.
 // Test: Cluster.BroadcastUsesTheSourceRankOfTheSameHost
 // Test: ClusterFailures.BroadcastFromAFailedSourceFailsAndAnotherSourceServes
 //
@@ -145,7 +145,7 @@
 // a slice. By 2, all transports have the same headers, so they choose the same algorithm. A
 // transport reads its own measurements once per round, when it creates its header. A later change
 // of the measurements affects only the next operation. An operation that is repeated in a later
-// generation or epoch has new headers. Its earlier result was given to no rank (8).
+// generation or epoch has new headers. No rank has got its earlier result (8).
 // Test: Cluster.AllHostsTakeTheAlgorithmThatOneOfThemHasMeasured
 // Test: HostsAuto.ChangesOverByWhatWasMeasuredAndByTheNumberOfHosts
 //
@@ -195,9 +195,9 @@ class ScratchPool;
 // The transport of one host in one cluster version. Thread-safe.
 class Transport {
  public:
-  // `local` is the segment with the ranks of `host` and the transport. `control_segment` has all
-  // ranks. `ends` contains the connections to the other hosts, in the order of `places`. `strategy`
-  // must be the same on all hosts.
+  // `local` is the segment with the ranks of `host` and the transport. `control_segment` contains
+  // all ranks of the cluster. `ends` contains the connections to the other hosts, in the order of
+  // `places`. `strategy` must be the same on all hosts.
   Transport(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm::Segment>& control_segment,
             Places places, uint32_t host, std::vector<tcp::HostEnds> ends, Strategy strategy = Strategy::kAuto);
   ~Transport();
@@ -207,9 +207,9 @@ class Transport {
   // Returns a socket on which the process of rank `local_rank` of the segment sends its requests.
   // The caller closes the socket.
   int Connect(uint32_t local_rank);
-  // Declares a host lost, so that the members continue without it. All its ranks must already have
-  // failed in the control blocks of all hosts. All transports must be notified of the same hosts in
-  // the same order.
+  // Declares `host` lost, so that the other hosts continue without it. The control blocks of all
+  // hosts must already list all ranks of `host` as failed. The calls on all transports must name
+  // the same hosts in the same order.
   void LoseHost(uint32_t host);
   // Returns the hosts to which the connection has ended, with the reason. Omits hosts that were
   // passed to LoseHost.
@@ -366,13 +366,13 @@ class Transport {
   std::optional<Error> failed_;
   bool closing_ = false;
   bool begins_nothing_ = false;  // true if the message about the end of this host's ranks has been or is being sent
-  // What each of the other hosts has sent when its ranks ended: how many operations they had begun,
-  // by the hash of the operation's name.
+  // For each of the other hosts whose ranks have ended: the number of operations that these ranks
+  // had begun, by the hash of the operation's name.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> ends_;
   std::vector<std::string> end_reasons_;
-  // For each of the other hosts, the number of operations whose outcome it has given to its ranks,
-  // by the hash of the operation's name. None if the host hasn't sent these numbers in this epoch
-  // yet.
+  // For each of the other hosts, the number of operations whose outcome the host has given to its
+  // ranks, by the hash of the operation's name. None if the host hasn't sent these numbers in this
+  // epoch yet.
   std::vector<std::optional<std::unordered_map<uint64_t, uint64_t>>> given_;
 
   std::deque<std::pair<Ending, std::vector<uint64_t>>> said_;  // only the dispatcher uses this

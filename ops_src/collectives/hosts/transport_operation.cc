@@ -1,4 +1,4 @@
-// One operation, as a transport runs it. Numbers in comments refer to the invariants in
+// The part of the transport that runs one operation. Numbers in comments refer to the invariants in
 // transport.h.
 #include <algorithm>
 #include <cstring>
@@ -130,16 +130,16 @@ bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, O
     headers = Meet(place, mine);
     KUNGFU_FAULT_POINT("when the hosts have met");
     // An outcome belongs to the epoch of its headers. A host that is lost in a later epoch still
-    // counts in this one.
+    // counts in this epoch.
     if (Epoch() != place.epoch) throw Error(KF_STALE, "the hosts go on in a new epoch");
-    // See invariant 8. A host that is absent because its ranks have failed doesn't count.
+    // See invariant 8. A host that is absent because its ranks have failed is ignored.
     uint64_t got = outcome.epoch;
     for (const Header& header : headers) {
       if (header.absent == 0 && header.got != got) got = 0;
     }
     if (outcome.epoch != 0 && got != 0) return true;
     for (const Header& header : headers) {
-      KUNGFU_CHECK(header.given == 0, "a host has given what host ", host_, " has not: ", place.name.name);
+      KUNGFU_CHECK(header.given == 0, "a host has given an outcome that host ", host_, " lacks: ", place.name.name);
     }
     outcome = {};
     for (uint32_t h = 0; h < places_.hosts(); h++) {
@@ -197,8 +197,8 @@ bool Transport::Agree(Place& place, Contribution& contribution, bool& brought, O
 
 // ---- contributions of the host's ranks
 
-// This host's contribution to an operation that adds up planes (planes.h). The ranks send a
-// separate request, which describes their contribution, for each generation.
+// This host's contribution to an operation that adds up planes (planes.h). For each generation, the
+// ranks send a separate request that describes their contribution.
 class Transport::Renewal final : public Communicator::Renewable {
  public:
   Renewal(Transport& transport, const Name& name, const Request& request, uint64_t number, uint32_t generation,
@@ -325,7 +325,7 @@ tcp::Tag Transport::Place::TagOf(Message message) const {
 }
 
 // Exchanges headers, and returns the headers of all hosts in this round. If a host sends no more
-// headers for the operation, the function fills in the header that this implies.
+// headers for the operation, creates a header for this host (Header::absent).
 std::vector<Transport::Header> Transport::Meet(Place& place, const Header& mine) {
   const tcp::Tag tag = place.TagOf(Message::kHeader).Step(place.attempt++);
   std::vector<Header> headers(places_.hosts());
@@ -342,8 +342,8 @@ std::vector<Transport::Header> Transport::Meet(Place& place, const Header& mine)
 }
 
 // Sends `mine` to all other hosts, and receives their values in `theirs`. If a host never joined
-// the operation or has left it, calls absent(host, gave). `gave` tells whether the host has given
-// the outcome to its ranks. When `absent` is called, no receive can write to theirs[host] any more.
+// the operation or has left it, calls absent(host, gave). `gave` is true if the host has given the
+// outcome to its ranks. When `absent` is called, no receive can write to theirs[host] any more.
 template <typename Words, typename Absent>
 void Transport::Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std::vector<Words>& theirs,
                       const Absent& absent) {
@@ -434,8 +434,8 @@ void Transport::AwaitEpochAfter(uint64_t epoch) const {
   while (Epoch() == epoch) Pause();
 }
 
-// Returns the failure that follows from the contributions, or none if there is no failure. The
-// result is the same on all hosts.
+// Returns the failure that the headers imply, or none if there is no failure. The result is the
+// same on all hosts.
 std::optional<std::pair<Commit, std::string>> Transport::FailureIn(const Name& name, const Request& request,
                                                                    const std::vector<Header>& headers) const {
   Commit commit;
@@ -453,7 +453,8 @@ std::optional<std::pair<Commit, std::string>> Transport::FailureIn(const Name& n
     return std::make_pair(commit, Text("broadcast \"", name.name, "\": ", *source == request.root ? "its root, " : "",
                                        "rank ", *source, ", failed, cluster version ", control_.cluster_version()));
   }
-  // If there are planes, a host whose planes belong to an earlier generation must contribute again.
+  // A host whose planes belong to an earlier generation isn't compared, because it must contribute
+  // again.
   uint32_t latest = 0;
   for (const Header& header : headers) latest = std::max(latest, header.generation);
   const Header* first = nullptr;
@@ -578,10 +579,9 @@ void Transport::ReduceSmall(const Place& place, uint32_t generation, const Membe
                         scratch.out, request.count);
 }
 
-// Returns a host's contribution to a mean, scaled by the host's share. The scaled contribution is
-// in `scaled`. If the share is 1, returns `contribution` itself. The share depends on the weights
-// of the host's ranks. If all weights are 0, the share depends on the number of ranks, as it does
-// on one host.
+// Returns a host's contribution to a mean, scaled by the host's share of the total weight. Writes
+// the scaled contribution to `scaled`. If the share is 1, returns `contribution` itself. If all
+// weights are 0, all ranks count equally, as they do on one host.
 const void* Transport::Scaled(const Request& request, uint32_t generation, const std::vector<Header>& headers,
                               uint32_t host, const char* contribution, char* scaled) const {
   const auto ranks = [&](uint32_t h) { return places_.SizeOf(h) - places_.NumFailedOn(h, generation, control_); };
@@ -740,13 +740,13 @@ Members Transport::LivingIn(uint32_t generation) const {
   return living;
 }
 
-// Waits until the control block lists this many failures (see invariant 5).
+// Waits until the control block lists `num_failed` failures (see invariant 5).
 void Transport::AwaitFailures(uint32_t num_failed) const {
   while (control_.num_failed() < num_failed) Pause();
 }
 
-// Returns how many of this host's ranks have failed in a generation. Waits until the host's segment
-// lists these failures.
+// Returns how many of this host's ranks are excluded from `generation`. Waits until the host's
+// segment lists their failures.
 uint32_t Transport::AwaitLocalFailures(uint32_t generation) const {
   AwaitFailures(generation);
   const uint32_t failed = places_.NumFailedOn(host_, generation, control_);
@@ -761,8 +761,8 @@ uint32_t Transport::AwaitGenerationWithout(uint32_t host, uint32_t missing) cons
   }
 }
 
-// Returns a rank of `host` that has ended in a way that the other ranks can't recover from. Returns
-// none if there is no such rank.
+// Returns a rank of `host` that has ended without leaving, so that the other ranks can't recover
+// (EndedForAll). Returns none if there is no such rank.
 std::optional<uint32_t> Transport::FinishedOn(uint32_t host) const {
   for (const uint32_t rank : places_.RanksOn(host)) {
     if (control_.EndedForAll(rank)) return rank;

@@ -35,9 +35,9 @@ struct Transport::Header {
   alignas(8) char contribution[kSmallBytes] = {};
 };
 
-// The state of a host (see invariants 6 and 9). After the message, three numbers follow for each
+// The state of a host (see invariants 6 and 9). A second message contains three numbers for each
 // name: the hash of the name, the number of operations that the host's ranks have begun, and the
-// number of operations whose outcome they have.
+// number of operations whose outcome these ranks have.
 struct Transport::Ending {
   enum What : uint32_t { kGoesOn = 0, kNoRanks = 1, kLeft = 2, kFailed = 3 };
   uint32_t what = kGoesOn;

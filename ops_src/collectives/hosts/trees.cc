@@ -1,25 +1,25 @@
-// An all-reduce up a tree of hosts and down again. A host adds the data of its children to its own
-// part, and sends the sum to its parent. The root has the complete sum and sends it back down the
-// tree. If there are several trees, each has a different root and a part of the elements, so that
-// no host does most of the work.
+// An all-reduce that sums data up a tree of hosts, and sends the result down the tree. A host adds
+// the data of its children to its own part, and sends the sum to its parent. The root gets the
+// complete sum. If there are several trees, each has a different root and a part of the elements,
+// so that no host does most of the work.
 //
-// Elements are divided into pieces. Each piece is one message, and a host sends it on as soon as
-// the host has added its own part.
+// Elements are divided into pieces. Each piece is one message. A host forwards a piece as soon as
+// it has added its own part.
 //
 // All hosts get bit-identical results. Each element is added up in only one tree. Each host adds
 // its children's parts in a fixed order. The root's sum is only copied.
 //
 // There is no circular wait. All hosts process the pieces in the same order. Each host sends all
 // pieces up before it waits for a piece on its way down. On its way up, a piece comes from the
-// hosts below in its tree. For this piece, these hosts wait for no later piece, and the leaves wait
-// for no host. On its way down, a piece comes from the hosts above. No host waits for its own sends
-// before the end.
+// host's children, which wait for no later piece before they send it. The leaves wait for no host.
+// On its way down, a piece comes from the host's parent. No host waits for its own sends before the
+// end.
 //
 // The sums are received directly into the output. The first kAhead of these receives are posted at
 // the beginning. At that time, the output may still contain data that must be sent to the parent,
 // or the inputs if the operation is in place. This is safe, because a sum includes this host's
 // part. So this host has read its part from the output before the sum exists anywhere. The data of
-// children is received in a window of pieces, and is added from there.
+// the children is received into a window of kWindow pieces, and is added from there.
 #include <algorithm>
 #include <utility>
 #include <vector>
