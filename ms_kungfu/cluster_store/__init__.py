@@ -1,6 +1,6 @@
 """Access the store of a job's desired cluster. To resize the job, clients write a new cluster version to the store.
 
-:func:`open_store` returns an object for a store. Its callers needn't know the kind of the store.
+Callers of :func:`open_store` needn't know whether the store is etcd or a config server.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ def open_store(url: str, secret: str | None = None, writer: str = "", *, timeout
         url: the store's URL.
         secret: the job's secret. Some stores require it for writes (`ClusterStore.needs_secret`).
         writer: a name that is stored with each cluster that this object writes. Readers get it in ``Cluster.writer``.
-        timeout_s: the time limit of each call, in seconds. For `watch`, it is added to the requested waiting time.
+        timeout_s: the time limit of each call, in seconds. `watch` adds its own `timeout_s` to this limit.
 
     Raises:
         ValueError: the URL is invalid.
     """
-    # Import HTTP clients only in this function, because workers without a store don't need them. Importing them takes
-    # as long as all other imports of such a worker together, except NumPy.
+    # Import HTTP clients only here, because the import is slow and workers without a store don't need them.
     if has_leadership(url):
         from ms_kungfu.cluster_store.etcd import EtcdClusterStore
 
@@ -47,7 +46,7 @@ def open_store(url: str, secret: str | None = None, writer: str = "", *, timeout
 def has_leadership(url: str) -> bool:
     """Return whether the store at `url` can hold the controller's leadership lease.
 
-    Such a store survives the failure of a host of the job.
+    A store that can hold the lease survives the failure of any host of the job.
     """
     return url.partition(":")[0] in ("etcd", "etcds")
 

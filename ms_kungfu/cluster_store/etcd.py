@@ -189,7 +189,7 @@ class EtcdClusterStore(EtcdMembers):
         if kept.revision == held.revision:
             raise LeadershipLostError(f"{self.url}: another host decides for the job")
         # If the client has tried a second member, the first member may have applied the write, and another client may
-        # have overwritten it since.
+        # then have overwritten the written version.
         if self._turn != turn:
             raise StoreUnreachableError(f"config server {self.url}: it is unknown whether a write was applied")
         return kept

@@ -17,7 +17,7 @@ from ms_kungfu.cluster_store.exchange import MAX_ANSWER_BYTES
 from ms_kungfu.cluster_store.leadership_lease import LeadershipState
 from ms_kungfu.errors import ConfigServerError
 
-HOLDER = "holder"  # the last part of the name of the key that contains the leader's host
+HOLDER = "holder"  # the last part of the holder key's name
 
 
 class EtcdLeadershipKeys(EtcdMembers):
@@ -79,5 +79,5 @@ class EtcdLeadershipKeys(EtcdMembers):
 
 
 def _snapshot_in(text: bytes) -> dict[str, Any]:
-    """Return the leader snapshot in `text`. It may contain paths that aren't UTF-8, because a controller wrote it."""
+    """Return the leader snapshot in `text`. Paths in the snapshot may contain bytes that aren't UTF-8."""
     return decode_object(text, MAX_ANSWER_BYTES, raw_bytes=True)

@@ -1,9 +1,8 @@
 """Send requests to the members of an etcd cluster, through the JSON gateway of etcd's v3 API.
 
-The client asks one member after another until a member answers. etcd decides on permissions by users, roles and
-certificates. The user sets the credentials with etcdctl's environment variables. The time limit of a request applies to
-all members together. If a member can't answer because it is unreachable or has no leader, the client spends only a part
-of the time limit on it.
+The client asks one member after another until a member answers. The credentials come from etcdctl's environment
+variables. The time limit of a request applies to all members together. If a member can't answer because it is
+unreachable or has no leader, the client spends only a part of the time limit on this member.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class _AwayError(Exception):
 class EtcdMembers:
     """The members of an etcd cluster.
 
-    Each call opens its own connection, and begins with the member that has answered the last call.
+    Each call opens its own connection, and begins with the member that answered the previous call.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
@@ -101,7 +100,7 @@ class EtcdMembers:
         return kind(f"config server {self.url}: {self._refusal(code, text)}")
 
     def _refusal(self, code: int, text: str) -> str:
-        """Return a message with the reason why etcd has rejected a request, and the remedy if it is known."""
+        """Return a message that says why etcd has rejected a request and, if known, the remedy."""
         if "authentication failed" in text:
             return f"it rejects user {self._user!r} with this password; correct ETCDCTL_USER=NAME:PASSWORD"
         if "user name is empty" in text or (code == _STRANGER and not self._user):

@@ -23,14 +23,12 @@ FAILURES = (OSError, http.client.HTTPException)  # the answer is missing, late o
 def speaks_tls(error: Exception) -> bool | None:
     """Return whether the server uses TLS, according to the error of a request with TLS; None if this is unknown.
 
-    The function uses only exception types, which don't change in Python, and OpenSSL's text for an alert. Other texts
-    and reasons vary. For example, if the server closes the connection during a handshake, the error is EOF, ZERO_RETURN
-    or UNEXPECTED_EOF_WHILE_READING, depending on the patch release.
+    The function uses only exception types and OpenSSL's text for an alert. Other texts vary between releases.
     """
     if not isinstance(error, ssl.SSLError):
         return None
-    # A server that sends a certificate or an alert uses TLS. A server whose TLS version is too old usually sends an
-    # alert. Other errors mean that the server closed the connection or its answer wasn't a TLS record.
+    # Only a server that uses TLS sends a certificate or an alert. Other errors mean that the server closed the
+    # connection, or that its answer wasn't a TLS record.
     return isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in (error.reason or "")
 
 
@@ -49,7 +47,7 @@ def exchange(
     """Make a request, and close the connection. Return the answer and its whole body.
 
     Raises:
-        FAILURES: there is no complete answer within `timeout_s` seconds, or it isn't HTTP.
+        FAILURES: there is no complete answer within `timeout_s` seconds, or the answer isn't HTTP.
         TooLongError: the answer is longer than the limit.
     """
     received = bytearray()
@@ -60,7 +58,7 @@ def exchange(
             if len(received) > MAX_ANSWER_BYTES:
                 raise TooLongError(f"answered more than {MAX_ANSWER_BYTES} bytes")
         return response, bytes(received)
-    except socket.timeout:  # Python's own text would describe only the last slice of the wait
+    except socket.timeout:  # Python's own text doesn't contain the time limit
         raise socket.timeout(f"no complete answer within {timeout_s:g} s") from None
     finally:
         connection.close()
@@ -111,8 +109,8 @@ class _InTime(io.RawIOBase):
 
     def __init__(self, sock: socket.socket, wait_no_longer: Callable[[], None]) -> None:
         super().__init__()
-        # The socket's file object isn't used for reading, because it reads nothing more after one slice has timed out.
-        # It is stored because it keeps the socket open while this object exists.
+        # The socket's file object can't be used for reading, because it reads nothing more after its first timeout.
+        # This object stores the file object only to keep the socket open.
         self._sock, self._open, self._wait_no_longer = sock, sock.makefile("rb", buffering=0), wait_no_longer
 
     def readable(self) -> bool:

@@ -73,7 +73,7 @@ class HttpClusterStore:
         path = f"{self._path.rstrip('/')}/status"
         status, body, _ = self._request("GET", path, None, self._timeout_s, needs_secret=True)
         try:
-            # The job belongs to this user and its status is only printed, so the status may contain paths and commands.
+            # The status is only printed, so it may contain paths and commands that aren't UTF-8.
             return None if status == 404 else decode(body, MAX_ANSWER_BYTES, raw_bytes=True)
         except MalformedError as error:
             raise ConfigServerError(f"{self.url} gave an answer that isn't a job's status: {error}") from None

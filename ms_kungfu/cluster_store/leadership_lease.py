@@ -1,15 +1,15 @@
 """Store the leadership lease of a job's controller, and the leader snapshot, in a store that outlives the controller.
 
 There are two keys. The *snapshot* key contains what the controller has decided so far, for the next controller. The
-*holder* key contains the host that has the leadership lease. The holder key is bound to a lease in the store, and the
+*holder* key names the host that has the leadership lease. The holder key is bound to a lease in the store, and the
 store deletes the key if the lease isn't renewed.
 
-1. Each write compares both keys. It succeeds only if the snapshot key has the revision that the writer has read, and
-the holder key hasn't been created or deleted since then. So if two controllers try to take the lease, only one
+1. Each write compares both keys. A write succeeds only if the snapshot key has the revision that the writer has read,
+and the holder key hasn't been created or deleted since then. So if two controllers try to take the lease, only one
 succeeds. If a controller is paused while another controller takes the lease, the paused controller can no longer write.
 (`test_leadership_lease.py`.)
 2. When the lease expires, other hosts may try to take it. The comparisons alone ensure that at most one controller
-makes decisions. This doesn't depend on a clock.
+makes decisions, without depending on a clock.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class LeadershipKeys(Protocol):
     """Access to the two keys in a store.
 
     Methods may be called from any thread, and have a time limit. They raise StoreUnreachableError if the store doesn't
-    answer. It is then unknown whether a write was applied.
+    answer. Then it is unknown whether a write was applied.
     """
 
     def look(self) -> LeadershipState:
@@ -94,7 +94,7 @@ class LeadershipLease:
         self._keys, self._host, self._requested_s = keys, host, lease_s
         self._held = LeadershipState()
         self._lease = 0
-        self._tried: dict[str, int] = {}  # a possibly applied write's mark (identifier) -> its lease
+        self._tried: dict[str, int] = {}  # mark of a write that may have been applied -> its lease
         self.lease_s = lease_s  # the lease's duration; the store may choose a longer one
 
     @property
@@ -116,7 +116,7 @@ class LeadershipLease:
             self._swap(seen, snapshot, lease)
 
     def write(self, snapshot: Mapping[str, Any]) -> None:
-        """Write a snapshot. When this returns, the controller may send the contents of the snapshot to hosts."""
+        """Write a snapshot. When this method returns, the controller may send the snapshot's contents to hosts."""
         try:
             self._swap(self._held, snapshot)
         except LeadershipLostError:
@@ -130,7 +130,7 @@ class LeadershipLease:
                 self.take(found, snapshot)  # the lease had expired
 
     def renew(self) -> None:
-        """Renew the lease. The caller does this well before the lease expires."""
+        """Renew the lease. Call this method well before the lease expires."""
         if self._keys.renew(self._lease):
             return
         found = self._keys.look()
@@ -154,7 +154,7 @@ class LeadershipLease:
         mark = secrets.token_hex(8)
         self._tried[mark] = lease
         done, found = self._keys.swap(seen, {**snapshot, _MARK: mark}, self._host, lease)
-        # A write may have been applied although its answer was lost, so that the repeated write fails.
+        # If the answer to a write was lost, the write may have been applied. Then the repeated write fails.
         if not done and not (found.snapshot is not None and found.snapshot.get(_MARK) == mark):
             raise (
                 LeadershipGoneError

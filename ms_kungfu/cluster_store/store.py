@@ -14,7 +14,7 @@ class StoreUnreachableError(ConfigServerError):
 
     @property
     def question(self) -> str:
-        """Return the message for the case that the user has just entered the store's URL, which may be wrong."""
+        """Return the message to show if the user has just entered the store's URL, which may be wrong."""
         return f"{self}; is it running?"
 
 
@@ -53,8 +53,8 @@ class ClusterStore(Protocol):
     def put(self, cluster: Cluster) -> Cluster:
         """Write `cluster`, and return the stored cluster.
 
-        The version of `cluster` must be the present version plus one. The name of the writer is `cluster.writer`. If
-        this is "", it is the name that was passed to `open_store`.
+        The version of `cluster` must be the present version plus one. The writer's name is `cluster.writer` or, if that
+        is "", the name that was passed to `open_store`.
 
         Raises:
             StaleVersionError: another client has written this version first.
@@ -62,11 +62,11 @@ class ClusterStore(Protocol):
         ...
 
     def watch(self, version: int, timeout_s: float) -> Cluster | None:
-        """Wait for a cluster whose version is newer than `version`, and return it; None after `timeout_s` seconds."""
+        """Wait for a cluster version newer than `version`, and return it. Return None after `timeout_s` seconds."""
         ...
 
     def status(self) -> Any:
-        """Return the job's status document if the job's launcher runs this store; None if it doesn't."""
+        """Return the job's status document if the job's launcher runs this store; otherwise return None."""
         ...
 
     def delete(self) -> None:

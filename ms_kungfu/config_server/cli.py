@@ -1,4 +1,4 @@
-"""Run a config server that outlives the jobs that use it: the command kungfu-config-server."""
+"""Implement kungfu-config-server, which runs a config server that outlives the jobs that use it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def _serve(
 ) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # under nohup
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores it
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     given = os.environ.get("KUNGFU_JOB_SECRET")
     # If an earlier server was killed, its secret file still exists. A job may be waiting until a server with the same

@@ -7,7 +7,7 @@ Clients must not be able to disturb the job:
   connection that has been open longest without sending a complete request. So a client that sends its request
   immediately, as ms_kungfu does, is served even if many other clients are silent or slow. Connections that are still in
   the TLS handshake count, too, and are closed first.
-- A server may also limit the number of connections from each address. It closes connections above that limit.
+- A server may also limit the number of connections from each address, and closes connections above that limit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _MAX_MESSAGE = 500
 _REQUEST_S = 10.0  # time limit from the beginning of a connection to the end of the answer
-_PAUSE_S = 0.1  # if the system has no descriptor or memory for a connection, the server tries again after this time
+_PAUSE_S = 0.1  # time until the server tries again if the system has no descriptor or memory for a connection
 
 
 class Connection(web.RequestHandler):
@@ -111,7 +111,7 @@ class Connections:
         self._where, self._tls, self._limit_of = where, tls, limit_of
         self._told: set[str] = set()
         self.connections: dict[Connection, None] = {}  # sorted by arrival
-        # The TLS handshakes, sorted by arrival. They aren't in `connections` yet.
+        # TLS handshakes in progress, sorted by arrival. Their connections aren't in `connections` yet.
         self._meeting: dict[asyncio.Future[None], None] = {}
 
     def tell_bug(self, message: str, error: BaseException | None) -> None:
@@ -192,6 +192,6 @@ class Connections:
 
 def sentence(status: int, text: str) -> web.Response:
     """Return an answer with an error message for the user."""
-    # The message may contain the client's input. The limit keeps the answer to long, invalid input short.
+    # The message may quote the client's input, which may be long.
     shown = text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + "..."
     return web.json_response({"error": shown}, status=status)

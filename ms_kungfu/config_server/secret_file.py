@@ -43,7 +43,7 @@ class SecretFile:
 def write_secret(url: str, secret: str) -> SecretFile:
     """Write the secret of the config server at `url` to a file that only this user can read.
 
-    It replaces the file of an earlier server at the same URL.
+    The file replaces that of an earlier server at the same URL.
     """
     troubles = []
     for directory in own_directories():
@@ -154,7 +154,7 @@ def _name(url: str) -> str:
     if parts.scheme not in ("http", "https"):  # an etcd cluster doesn't belong to a user of this machine
         return quote(url, safe="") + _SUFFIX
     host = parts.hostname or "localhost"
-    # With 127.0.0.1, localhost and similar names, a URL means a server on this machine, which its port identifies.
+    # A URL with 127.0.0.1, localhost or a similar name means a server on this machine, which its port identifies.
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host)
         if address.is_loopback or address.is_unspecified:

@@ -16,10 +16,10 @@ Any user of the machine may connect, so clients must not be able to disturb the 
 
 - The server has its own thread and event loop. If the loop fails, the server logs the error and restarts on the same
   port. The store belongs to the job's event loop, in which all writes run.
-- The number of connections is limited (`connections`). Each connection serves one request within ten seconds. A request
-  that waits for a newer version has its waiting time in addition.
+- The number of connections is limited (`connections`). Each connection serves one request within ten seconds. If the
+  request waits for a newer version, its waiting time is added to the ten seconds.
 - At most half of the connections may wait for a newer version. The server answers further requests immediately, as if
-  their waiting time were over. A store's `watch` then returns early, and its caller calls it again.
+  their waiting time were over. `ClusterStore.watch` then returns early, and its caller must call `watch` again.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class ConfigServer:
                 outcome.set_exception(error)
             except BaseException as error:
                 outcome.set_exception(RuntimeError("internal error"))
-                raise error  # this is a bug in the job's code, so the job's event loop gets the error, too
+                raise error  # a bug in the job's code: the job's event loop gets the error, too
 
         self._owner.call_soon_threadsafe(run)
         return await asyncio.wrap_future(outcome)
@@ -251,7 +251,7 @@ class _Face(Connections):
         application.router.add_get(f"{self._server.path.rstrip('/')}/status", self._status)
         for method in ("PUT", "POST", "DELETE"):
             application.router.add_route(method, self._server.path, self._write)
-        # A request that waits for a newer version must not delay the end of the job. Such a request also ends when its
+        # A request that waits for a newer version must not delay the end of the job. The request also ends when its
         # client closes the connection.
         runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await runner.setup()
@@ -301,7 +301,7 @@ class _Face(Connections):
         self._waiting += 1
         try:
             while True:
-                changed = self._changed  # this is read before the cluster, so that a later change sets this event
+                changed = self._changed  # read this event before the cluster, so that a later change sets the event
                 cluster = self._server.store.cluster
                 left = deadline - loop.time()
                 if (cluster is not None and cluster.version > newer_than) or left <= 0:

@@ -60,7 +60,8 @@ def divide(cores: Sequence[int], workers: int) -> list[list[int]]:
 def spread(cores: Sequence[int], workers: int, each: int) -> list[list[int]]:
     """Give each worker `each` cores. Return each worker's share. Shares are as far apart as possible.
 
-    If there are too few cores, workers share them evenly. A worker gets at most all cores of the host.
+    If there are too few cores, workers share them evenly. If `each` is larger than the number of cores, each worker
+    gets all cores.
 
     >>> spread([0, 1, 2, 3, 4, 5], 2, 2)
     [[0, 1], [3, 4]]

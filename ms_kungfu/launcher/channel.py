@@ -430,7 +430,7 @@ def _notice_the_end(connection: socket.socket, seconds: float | None) -> None:
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0 if seconds is None else 1)
-    limit_s = 0.0 if seconds is None else seconds + 1  # the last answer may precede the outage by up to a second
+    limit_s = 0.0 if seconds is None else seconds + 1  # an outage may begin up to a second after the last answer
     for option, value in (
         (socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1),
         (socket.TCP_USER_TIMEOUT, min(int(1000 * limit_s), 2**31 - 1)),

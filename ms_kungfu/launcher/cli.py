@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _early_log():
             wanted = parse_command_line(words)
         if isinstance(wanted, EngineRequest):
-            # A separate program starts kungfu-run on each node.
+            # Replace this process by the engine's program, which starts kungfu-run on each node.
             os.execv(sys.executable, [sys.executable, "-m", f"ms_kungfu.{wanted.engine}", *words])
         # A joining host asks for the job's program before it forks the supervisor, which has to know the program.
         return _run(ask(wanted) if isinstance(wanted, JoinRequest) else wanted)

@@ -210,8 +210,8 @@ def _main(
 def _url_of_job(program: str, pid: int | None) -> str:
     """Return the URL of a job's config server.
 
-    The job is the one that launcher `pid` runs. If `pid` is None, it is the user's only job on this machine. If there
-    are several, raise UsageError, even if only one of them can be resized: the user may mean another one.
+    The job is the one that launcher `pid` runs. If `pid` is None, it is the user's only job on this machine. If the
+    user has several jobs, raise UsageError, even if only one of them can be resized: the user may mean another one.
     """
     jobs = _jobs_of_this_user(pid)
     if not jobs:

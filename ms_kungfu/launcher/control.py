@@ -49,8 +49,8 @@ class NoAnswerError(OSError):
 def reason_of(error: Exception, before: str = "") -> str:
     """Return a short reason for the failure of a call.
 
-    `before`: the reason for the failure of the previous call. It is returned if this call failed only because of a
-    time limit, which would explain less.
+    `before`: why the previous call failed. Return `before` if this call failed only because of a time limit, which
+    explains less.
     """
     number = getattr(error, "errno", None) or 0  # error codes of name resolution are negative
     return os.strerror(number) if number > 0 else str(error) or before or "timed out"
@@ -118,7 +118,7 @@ async def call(
 async def call_once(machine: Machine, own: str, host: str, port: int, secret: bytes) -> Channel:
     """Try once to connect as `call` does. Raises OSError, or ProtocolError if the other end has another secret."""
     trouble: OSError = OSError(f"{host} has no address")
-    sources = dict(await addresses_of(machine, own, 0))  # one per address family
+    sources = dict(await addresses_of(machine, own, 0))  # this host's address for each address family
     for family, address in await addresses_of(machine, host, port):
         connection = machine.make_socket(family)
         connection.setblocking(False)

@@ -58,9 +58,9 @@ class Devices(Struct, frozen=True):
     def choose(self, staying: Sequence[int], leaving: Sequence[int]) -> int:
         """Return the index (0 or more) of the device for a new worker.
 
-        `staying` and `leaving`: the device indices of the staying and of the leaving workers. The chosen device is
-        used by the fewest staying workers. If there are several such devices, it is the one with the fewest leaving
-        workers, and then the one with the lowest index. If there are no devices, each worker gets an index of its own.
+        `staying` and `leaving`: the device indices of the staying and of the leaving workers. The chosen device has the
+        fewest staying workers. Among devices with equally few, it has the fewest leaving workers, and then the lowest
+        index. If there are no devices, each worker gets an index of its own.
         """
         places = len(self.each) or len(staying) + len(leaving) + 1
         return min(range(places), key=lambda place: (staying.count(place), leaving.count(place), place))

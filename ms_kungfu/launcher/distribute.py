@@ -48,8 +48,8 @@ _NO_FLAGS = {
     "np": "use kungfu-run's own flag: kungfu-distribute -H ... kungfu-run -np N python train.py",
 }
 # The shell of each host runs this script. A process doesn't notice when the ssh that started it has ended. So a helper
-# process waits for the end of standard input, and then signals the shell. Until then, the shell hasn't reaped the
-# command, so the command's PID can't have been reused.
+# process waits for the end of standard input, and then signals the shell. The shell hasn't reaped the command yet, so
+# the command's PID can't have been reused.
 _SCRIPT = """\
 IFS= read -r secret
 [ -z "$secret" ] || export KUNGFU_JOB_SECRET="$secret"
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Exit status: 124 after -timeout, 128 + n if interrupted by signal n, 2 for a wrong command line, 1 if a host can't
     be reached, 0 if the command succeeds. If the command fails, the exit status is that of the command on the first
-    host on which it fails. If a job has begun, it is that of the command on the head node.
+    host on which it fails. If a job has begun, the exit status is that of the command on the head node.
     """
     try:
         flags, command = _parse(list(sys.argv[1:] if arguments is None else arguments))
@@ -227,8 +227,7 @@ class _Distribution:
 
     async def _on(self, host: Host) -> None:
         login = ["-l", self._flags.u] if self._flags.u else []
-        # Start ssh in a new session, so that Ctrl-C reaches only this program, which ends the command on all hosts
-        # itself.
+        # Start ssh in a new session, so that only this program gets Ctrl-C and then ends the command on all hosts.
         try:
             process = await asyncio.create_subprocess_exec(
                 *_SSH, *login, "--", host.login, self._script,

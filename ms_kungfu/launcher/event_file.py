@@ -149,7 +149,7 @@ class EventFile:
 
     def _own(self, fd: int) -> None:
         """Lock the file, and empty it if `fresh` was set. Raise OSError if another running job writes to the file."""
-        is_locked = True  # this stays True if the file system doesn't support locks
+        is_locked = True  # stays True if the file system doesn't support locks
         with contextlib.suppress(OSError):
             is_locked = lock_within(fd, _LOCK_S)
         if self._fresh and not is_locked:

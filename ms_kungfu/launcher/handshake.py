@@ -36,7 +36,7 @@ OF_A_WORKER = Roles("worker", "broker", "the job's broker has another secret (KU
 
 
 async def prove(channel: Stream, secret: bytes) -> None:
-    """Prove, as the calling host, that this host knows the secret.
+    """At the calling end, prove that this host knows the secret, and verify the other end's proof.
 
     Workers use `broker_protocol.prove` instead.
     """
@@ -52,7 +52,7 @@ async def prove(channel: Stream, secret: bytes) -> None:
 
 
 async def challenge(channel: Stream, secret: bytes, roles: Roles, proved: Callable[[], None]) -> None:
-    """Verify the caller's proof, as the called end, and send this end's proof.
+    """At the called end, verify the caller's proof and send this end's proof.
 
     `proved` is called before the caller can know that its proof is valid.
     """

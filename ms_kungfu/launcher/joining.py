@@ -4,8 +4,8 @@ The head node sends the job's program and flags over a separate connection, whic
 the joining host behaves like any other host: its launcher (`agent`) calls the controller. The launcher reports that the
 host joins, and how many slots it has.
 
-The controller resolves each conflict in one place (`RemoteHosts._take_in`). It decides at once, according to the job's
-state at that moment:
+The controller resolves each conflict in one place (`RemoteHosts._take_in`), at once and according to the job's state at
+that moment:
 
 - If two callers have the same name, the second one is rejected.
 - If the job ends in the meantime, the controller rejects the callers, or no longer answers.
@@ -19,7 +19,7 @@ A host that comes back shares only its name with the failed host:
 - Connections: the controller has an object for each host. A cluster version refers to that object (`SpreadSegment`).
 - Processes: a worker is identified by its address and the version for which it was started. The old workers are
   excluded (`ClusterVersions`).
-- Cluster versions: versions that were known when the host came back refer to the failed host. They are never committed.
+- Cluster versions: versions that were known when the host came back refer to the failed host, and are never committed.
 
 If the former launcher still runs on the host, for example because the machine was suspended, the new launcher can't
 bind its port.
@@ -167,14 +167,15 @@ async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) ->
                 raise RefusedError(answer.reason)
             if answer.head in dict(answer.hosts):
                 return head, own, answer
-            # The head node isn't in the list of active hosts any more, because it is leaving.
+            # The head node is leaving, so it isn't in the list of active hosts any more.
             holder = ""
             raise _NoLeaderError(
                 f"the head node of the job, {head}, is leaving the job, and no other host has taken over within "
                 f"{_LEADER_S:g} s; join again when it has left"
             )
         except RefusedError as error:
-            # A new leader that doesn't know yet that it leads answers that it doesn't control the job. So try again.
+            # A new leader may not know yet that it has the lease, and then answers that it doesn't control the job. So
+            # try again.
             is_certain = not isinstance(error, _NoLeaderError) and not vacant and before in ("", holder)
             if not moves or is_certain:
                 raise

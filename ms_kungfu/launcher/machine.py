@@ -47,7 +47,7 @@ class Machine:
     """The real machine."""
 
     environ: Mapping[str, str] = os.environ
-    standby_delay_s = 2.0  # workers that have just joined are busy, and starting another process would slow them down
+    standby_delay_s = 2.0  # the start of another process would slow down workers that have just joined
 
     # ---- threads ----
 
@@ -114,7 +114,7 @@ class Machine:
     catch_signal = staticmethod(signals.outlive)
 
     def tell_of_the_beginning(self) -> None:
-        """If kungfu-distribute started this launcher, notify it that the job has begun and now controls its hosts."""
+        """If kungfu-distribute started this launcher, notify kungfu-distribute that the job has begun."""
         with contextlib.suppress(ValueError, OSError):
             shell = env.DISTRIBUTE_SHELL.get(self.environ)
             if shell is not None and is_above(shell):

@@ -24,7 +24,7 @@ def free_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup"
     with contextlib.suppress(OSError, ValueError):
         left.append(_kilobytes("MemAvailable", (proc / "meminfo").read_text()))
     for folder, names in _memory_cgroups(proc, cgroups):
-        with contextlib.suppress(OSError, ValueError):  # if there is no limit, the file contains "max" or doesn't exist
+        with contextlib.suppress(OSError, ValueError):  # without a limit, the file contains "max" or doesn't exist
             limit, used = (int((folder / name).read_text()) for name in names[:2])
             cached = re.search(rf"^{names[2]} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
             left.append(limit - used + int(cached[1] if cached else 0))
@@ -55,7 +55,7 @@ def _memory_cgroups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str
 
 
 def taken_bytes(pid: int, proc: Path = Path("/proc")) -> int:
-    """Return how many more bytes would be used by another process like this one, with its descendants.
+    """Return how many more bytes another process like `pid`, with its descendants, would use.
 
     Only private pages count, not libraries and shared memory. Return 0 if the process has ended.
     """

@@ -52,7 +52,7 @@ _OWN_FLAGS = {
     "prefix": "prefix",
     "progress": "progress",
 }  # the flags that a joining host sets itself
-# Strategies for reductions between hosts. On one host they have no effect, and `what_is_done_instead` says so.
+# Strategies for reductions between hosts. On one host they have no effect (`what_is_done_instead`).
 _STRATEGIES_OF_HOSTS = (
     "STAR",
     "MULTI_STAR",

@@ -8,10 +8,10 @@ is therefore forked only if these conditions hold. Otherwise each worker is star
 1. The command is a Python interpreter with a script, or with a module in the current folder. Only flags that don't
    change where Python finds modules precede the script.
 2. The script imports MindSpore at its top, and only a docstring and other imports come before.
-3. Before MindSpore, the script imports only the standard library, NumPy, ms_kungfu, and modules of its own folder. None
-   of these own modules contains a name that could mean that it changes the process (`_CHANGES`).
-4. The environment has no variable for which the moment of the import matters (`_FORBIDDEN`): log files that each
-   process opens while it imports MindSpore, and threads that OpenMP binds to the cores that the process has then.
+3. Before MindSpore, the script imports only the standard library, NumPy, ms_kungfu, and modules of its own folder. The
+   modules of its own folder contain no name that could change the process (`_CHANGES`).
+4. The environment has no variable whose effect depends on the moment of the import (`_FORBIDDEN`). These variables
+   concern log files that a process opens during the import, and the cores to which OpenMP binds threads.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _may_change_the_process(node: ast.AST) -> bool:
 
 
 def _that_run(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.Expr]:
-    """Yield the imports and the calls that run when a module is imported, so not those in functions."""
+    """Yield the imports and the calls that run when a module is imported, which excludes those in functions."""
     for each in ast.iter_child_nodes(node):
         if isinstance(each, ast.Expr):
             if not isinstance(each.value, ast.Constant):
@@ -172,7 +172,7 @@ def _that_run(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.Expr]
 
 
 def _names(statement: ast.Import | ast.ImportFrom | ast.Expr) -> list[str]:
-    """Return the modules that a statement may import. `_UNKNOWN` means anything that can't be read."""
+    """Return the modules that a statement may import; `_UNKNOWN` if they can't be determined."""
     if isinstance(statement, ast.Expr):
         return [_UNKNOWN]  # a call for its effect, such as `logging.setLoggerClass`
     if isinstance(statement, ast.Import):

@@ -18,7 +18,7 @@ _OF_EACH_HOST = {
     "command", "quiet", "show_workers", "logdir", "logfile", "prefix", "progress", "builtin_port",
     "secret", "delay_s", "hosts",
 }  # fmt: skip
-_SHOWN = 160  # the maximum number of characters that a warning shows of a command
+_SHOWN = 160  # a warning shows at most this many characters of a command
 OF_THE_JOB = [each.name for each in fields(Options) if each.metadata and each.name not in _OF_EACH_HOST]
 
 

@@ -1,9 +1,9 @@
 """Accept connections for the launcher's servers, and limit how many connections are served.
 
 1. The cost of an unauthenticated client is bounded. The client must prove within `HANDSHAKE_S` that it knows the job's
-   secret, and can send only small messages until then. At most `most_unproved` such connections are served. If another
-   client connects, the oldest such connection is ended. Its client notices the end before it has got an answer, and
-   can connect again.
+   secret, and can send only small messages until then. At most `most_unproved` unauthenticated connections are served.
+   If another client connects, the server ends the oldest of them. A client whose connection is ended gets no answer,
+   and can connect again.
 
 2. If the process lacks descriptors or memory, a listener pauses briefly. In the meantime, clients wait in its backlog.
 
@@ -156,7 +156,7 @@ class Server(Generic[C]):
         task.add_done_callback(self._forget)
 
     def _make_room(self) -> None:
-        """End the oldest unauthenticated connection, and all that have been unauthenticated for too long."""
+        """End the oldest unauthenticated connection, and all connections that took too long to authenticate."""
         now = self._loop.time()
         for place, (task, (channel, since)) in enumerate(list(self._unproved.items())):
             if place == 0 or now - since > self.silent_s:

@@ -28,7 +28,7 @@ def hear(loop: asyncio.AbstractEventLoop, interrupt: Handler, pass_on: Handler, 
     replacement in simulated processes.
     """
     for number in _ENDING:
-        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # under nohup
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:  # nohup ignores it
             continue
         if number == signal.SIGTERM:
             catch(loop, number, interrupt, number)

@@ -3,9 +3,8 @@
 Each launcher listens on a Unix socket in the folder that contains this user's secrets (`config_server.secret_file`). No
 other user can enter that folder.
 
-The launcher sends each client one JSON document and closes the connection. It reads nothing from the client. It serves
-only a few clients at the same time, and each client for a few seconds at most. A failure ends only the connection of
-one client.
+The launcher sends each client one JSON document, reads nothing, and closes the connection. It serves only a few clients
+at the same time, and each client for a few seconds at most. A failure ends only the connection of one client.
 """
 
 from __future__ import annotations
@@ -97,9 +96,9 @@ def _bind(listening: socket.socket) -> tuple[Path, int]:
         try:
             with made(directory) as folder:
                 name = f"{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}"
-                # Bind the socket by a path through the folder's descriptor, because a socket's path is limited to 107
-                # bytes. Give the socket its final name only after it listens. If a socket doesn't listen, clients
-                # assume that a killed launcher has left it, and delete it.
+                # Use a path through the folder's descriptor, because a socket's path is limited to 107 bytes. Give the
+                # socket its final name only after it listens, because clients delete a socket that doesn't listen. They
+                # assume that a killed launcher has left the socket.
                 listening.bind(f"/proc/self/fd/{folder}/.{name}")
                 listening.listen(_BACKLOG)
                 os.rename(f".{name}", name, src_dir_fd=folder, dst_dir_fd=folder)

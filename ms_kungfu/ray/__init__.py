@@ -53,8 +53,8 @@ def run(
             changes.
         address: the cluster's address, as for ``ray.init``. It has no effect if the program has called
             ``ray.init`` already. By default the job runs on the cluster that ``RAY_ADDRESS`` names. If
-            this isn't set, the job runs on a cluster that is running on this machine. If there is none,
-            a new cluster is started for this call, as with ``"local"``.
+            ``RAY_ADDRESS`` isn't set, the job runs on a cluster that is running on this machine. If
+            there is none, a new cluster is started for this call, as with ``"local"``.
         cpus_per_worker: the number of Ray CPUs per worker.
         gpus_per_worker: the number of Ray GPUs per worker.
         npus_per_worker: the number of Ray NPUs per worker.

@@ -18,7 +18,7 @@ from ms_kungfu.runtime import cluster_version, current_rank, detached, init
 
 
 def main() -> None:
-    """Run the function. If this worker is still in the cluster then, write the result to the agent's folder."""
+    """Run the function. If this worker is in the cluster afterwards, write the result to the agent's folder."""
     sys.excepthook = _tell
     folder = Path(env.RAY_FOLDER.get() or "")
     version, rank, begun = 0, env.RANK_ID.get(), False
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an exception. After Ctrl-C print nothing, because the driver reports it."""
+    """Print an exception. After Ctrl-C print nothing, because the driver reports Ctrl-C."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
 

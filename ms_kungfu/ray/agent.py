@@ -97,8 +97,8 @@ class Agent:
             self._folder = tempfile.TemporaryDirectory(prefix="ms_kungfu-ray-")
             Path(self._folder.name, FUNCTION).write_bytes(function)
             environment[env.RAY_FOLDER.name] = self._folder.name
-        # PR_SET_PDEATHSIG ends kungfu-run when the thread that has started it ends. So that thread must live as long as
-        # kungfu-run.
+        # PR_SET_PDEATHSIG ends kungfu-run when the thread that has started it ends. So a separate thread starts
+        # kungfu-run and waits until it ends.
         try:
             threading.Thread(target=self._run, args=(words, environment), daemon=True).start()
             self._has_started.wait()

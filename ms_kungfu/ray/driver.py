@@ -4,10 +4,9 @@ The job works like any other job on several hosts. Its head node is the driver's
 it is a head node without slots. The agents end when the driver ends. With etcd, leadership can move to another host.
 The job then continues without the first host's kungfu-run, but not without the driver.
 
-Ray only provides the list of hosts. If there is a new node, it joins the job (``-join``), and the driver then requests
-as many workers as there are slots. If Ray is about to remove a node, the node's kungfu-run gets a SIGTERM, and its host
-leaves the job. The controller handles lost nodes. Only the controller makes decisions about failures, cluster versions
-and the end of the job.
+Ray only provides the list of hosts. A new node joins the job (``-join``), and the driver then requests as many workers
+as there are slots. If Ray is about to remove a node, the node's kungfu-run gets a SIGTERM, and its host leaves the job.
+Only the controller makes decisions about lost nodes, failures, cluster versions and the end of the job.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ class Driver:
         self._quiet = any(word in ("-q=true", "-q=t", "-q=1") for word in request.flags)
         self._secret = env.JOB_SECRET.get() or secrets.token_hex(32)
         self._hosts: dict[str, _Host] = {}  # node ID -> host
-        self._head: _Host | None = None  # None after the lease has left the first host, because it may move again
+        self._head: _Host | None = None  # None once the lease has left the first host, because the lease may move again
         self._not_before: dict[str, float] = {}  # node ID -> the earliest time at which the node may try to join again
         self._told: set[str] = set()  # the messages that `_say_once` has shown
         self._signals: list[int] = []
@@ -292,7 +291,7 @@ class Driver:
         If the head node isn't known, send the signal to another host, which reports it to the head node.
         """
         if number == signal.SIGTERM and has_leadership(self._url):
-            number = signal.SIGINT  # after a SIGTERM, only that host would leave, and the job would continue
+            number = signal.SIGINT  # after a SIGTERM, only this host would leave, and the job would continue
         told = self._head or next(iter(self._hosts.values()))
         told.agent.signal.remote(number)
 

@@ -78,7 +78,7 @@ def end_by_error(error: BaseException, version: int, rank: int, at: float, dumps
     """Return the `End` of a worker on which the function has raised `error`."""
     try:
         data = dumps(error)
-    except Exception:  # if it can't be pickled, its text is enough
+    except Exception:  # if the exception can't be pickled, send only its text
         data = b""
     lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return End(RAISED, version, rank, at, data, _text(error), lines)

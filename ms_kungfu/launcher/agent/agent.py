@@ -54,7 +54,7 @@ _ENDED_HERE = "the workers on this host are ended"
 _OUTPUT_GRACE_S = 1.0
 _AFTER_PAUSE_S = 0.5  # time to read the messages that arrived during a pause
 _FIRST_WORDS_S = 5.0
-# The longest time, in lease durations, from a controller's failure to this host's call of the next controller.
+# The longest time from a controller's failure until this host calls the next controller, in lease durations.
 _LEASES = 3
 
 
@@ -129,7 +129,7 @@ class Agent:
         return self._channel is None and self.own.controller is None and self.succession.since is None
 
     def _on_timeout(self, limit_s: float) -> None:
-        """End this launcher if the host isn't in a job. If it is, the current or the next controller ends the job."""
+        """End this launcher if its host isn't in a job. Otherwise, the current or the next controller ends the job."""
         if self._is_alone():
             silence = self.succession.silence
             why = f"its head node, {self.succession.head_name}, was not reached" + (f": {silence}" if silence else "")
@@ -185,7 +185,7 @@ class Agent:
         then = lambda: self.own.controller.then() if self.own.controller else ""  # noqa: E731
         server = self._server = ControlServer(self._machine, secret, self._take, then)
         try:
-            if options.hosts.is_several:  # in a job with one host, no other host calls
+            if options.hosts.is_several:  # in a job with one host, no other host connects
                 await server.start(options.host.address, options.control_port)
         except ValueError as error:
             raise StartError(str(error)) from None
@@ -219,11 +219,10 @@ class Agent:
         return False  # the calling host then looks up again which host has the lease
 
     def _may_lead_for(self, said: m.Agent) -> bool:
-        """Return whether the host that sent `said` may be right to expect a controller on this host.
+        """Return whether the host that sent `said` may have read in the store that this host has the lease.
 
-        It is right if it has read in the store that this host has the lease. This host may not know that yet, or may
-        be about to start a controller. Only a host that sends a resync report, or that joins a job whose controller can
-        move to another host, reads this from the store.
+        This host may not know that yet, or may be about to start a controller. Only two kinds of hosts read the store:
+        hosts that send a resync report, and hosts that join a job whose controller can move to another host.
         """
         return said.report is not None or (said.slots is not None and moves(self._options))
 
@@ -279,8 +278,7 @@ class Agent:
                 succession.warn_once(f'hosts differ: host={head} reason="{printable(registered.warning)}"')
             while not self._ended.done():
                 self._obey(await channel.receive(m.FROM_CONTROLLER))
-            # The job has ended here. The sockets of this host's workers close before the controller's sockets. A worker
-            # that still waits for an answer has exited by then, or exits soon.
+            # The job has ended on this host. A worker that still waits for an answer has exited, or exits soon.
         except asyncio.TimeoutError:
             return f"{PROGRAM} on {head} doesn't answer"
         except ProtocolError as error:
@@ -301,7 +299,7 @@ class Agent:
         channel.send(words)
         lease_s = self.succession.lease_s
         if words.report is not None:
-            # If this controller has failed or is paused, the next controller waits for the report. So don't wait long.
+            # Don't wait long: if this controller has failed or is paused, the next one waits for this host's report.
             return await within(lease_s / 2, channel.receive(m.REGISTERED))
         channel.set_silence(lease_s)  # while the controller waits for other hosts, it may fail or become unreachable
         return await channel.receive(m.REGISTERED)
@@ -344,13 +342,13 @@ class Agent:
 
     def _hear_the_end(self, said: m.End) -> None:
         if self.own.for_ever is not None:
-            return  # the controller is in this process, and its own result is more precise
+            return  # the controller in this process has a more precise result
         if said.left:
             _log.info("host left: host=this")
         self._end(said.code, said.words or "", said.failed)
 
     def _watch_controller(self, channel: AnyChannel, leases: Leases) -> None:
-        """Exchange heartbeats with the controller. If they stop, the controller considers this host failed, so stop."""
+        """Exchange heartbeats with the controller. If they stop, end this launcher: its host counts as failed."""
         if channel is not self._channel:
             return
         self._send(m.Beat())

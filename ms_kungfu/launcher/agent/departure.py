@@ -42,12 +42,12 @@ class Departure:
     is_leaving: bool = False
     interrupted: int = 0  # the signal that must end the job
     cut_output: Callable[[], None] | None = None
-    """Drops the remaining output. It is set when the job has ended on this host and only output must be written."""
+    """Drops the remaining output; set when the job has ended on this host and only output remains to be written."""
 
     def on_signal(self, number: int) -> None:
         """Leave the job, or end the job.
 
-        - After SIGTERM, this host leaves if the controller decides that the job can continue without it. If the
+        - After SIGTERM, this host leaves if the controller decides that the job can continue without this host. If the
           controller runs on this host and can move, another host then controls the job.
         - After any other signal, the controller ends the job on all hosts within -grace-period.
         - After a second signal to this launcher, the job ends at once. This launcher exits even if the controller
@@ -64,7 +64,7 @@ class Departure:
         if controller is not None and controller.is_over and not controller.has_stepped_down:
             if again:
                 controller.hurry()
-            # Another host's signal may have ended the job. This signal is the launcher's first.
+            # A signal to another host may have ended the job. This is the first signal to this launcher.
             self.interrupted = number
             return
         if self.interrupted:
@@ -81,14 +81,14 @@ class Departure:
                 "host leaving: host=%s limit_s=%g. Its workers leave within this time (-leave-grace)",
                 self.options.host.name, limit_s,
             )  # fmt: skip
-            # If too few workers would remain, the job ends instead of continuing. That may take -grace-period.
+            # If too few workers would remain, the job ends instead. Ending the job may take -grace-period.
             limit_s = max(limit_s, self.options.grace_period_s) + _LET_GO_S
             self._end_later(limit_s, signal_name(number), number, "the controller has not released this host")
             return
         self._interrupt(number)
 
     def stop_job(self) -> None:
-        """End the job on all hosts, because the user of the dashboard wants that.
+        """End the job on all hosts, because the user of the dashboard has requested that.
 
         The controller on this host serves the dashboard. If another controller takes over before the job has ended,
         this launcher repeats the request to that controller, as it does after a signal.
@@ -132,6 +132,6 @@ class Departure:
 
     @property
     def exit_code(self) -> int:
-        """Return the launcher's exit code for the case that no controller is left to decide on it."""
+        """Return the launcher's exit code to use if no controller is left."""
         number = self.interrupted or (signal.SIGTERM if self.is_leaving else 0)
         return 128 + number if number else 1

@@ -3,18 +3,17 @@
 `fork_server` runs this file with the interpreter of the workers' command. So the file imports only the standard
 library.
 
-1. A process has one thread when it forks. NumPy's OpenBLAS starts threads while it is imported, but ends them at each
-   fork, and starts them again when it needs them. So the worker forks once before it counts its threads. If another
-   thread is left, the worker runs its program without a fork server.
+1. A process must have only one thread when it forks. NumPy's OpenBLAS starts threads while it is imported, but ends
+   them at each fork, and starts them again when it needs them. So the worker forks once before it counts its threads.
+   If another thread is left, the worker runs its program without a fork server.
 2. The fork server and the workers are children of the supervisor, as if the supervisor had started them: each is forked
    by a process that ends at once. The supervisor is a subreaper, so it becomes their parent.
 3. A forked worker waits until the supervisor has written a byte to its gate. The supervisor writes this byte after it
    has recorded the worker's process ID, so it misses no exit. If the supervisor closes the gate instead, the worker
    ends.
-4. A forked worker gets its own values for what the import has read or drawn: the device ID, the key of
-   `multiprocessing`, and random numbers. Two workers never begin with the same state of `random`, of NumPy, or of
-   MindSpore's generator.
-5. If the import fails, the worker starts again without this file, so that it fails in its program.
+4. A forked worker replaces the values that the import has read or drawn: the device ID, the key of `multiprocessing`,
+   and random numbers. Two workers never begin with the same state of `random`, of NumPy, or of MindSpore's generator.
+5. If the import fails, the worker starts again without this file, so that the error occurs in the worker's program.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def _preload() -> bool:
 
     with contextlib.suppress(ImportError):  # each worker imports msgspec
         import msgspec  # noqa: F401
-    _make_unique()  # raises if this MindSpore keeps the values elsewhere
+    _make_unique()  # raises an error if this MindSpore keeps the values elsewhere
     with warnings.catch_warnings(), contextlib.suppress(OSError):
         warnings.simplefilter("ignore")  # Python's warning about a fork beside other threads
         trial = os.fork()
@@ -80,7 +79,7 @@ def _preload() -> bool:
             return False
         time.sleep(0.001)
     gc.collect()
-    gc.freeze()  # so that the workers' garbage collections leave the shared pages as they are
+    gc.freeze()  # so that garbage collections in workers don't modify shared pages
     return True
 
 
@@ -124,7 +123,7 @@ def _fork_server(channel: socket.socket, supervisor: int) -> tuple[dict[str, Any
 
 
 def _become_child_of(supervisor: int) -> None:
-    """Form a process group, and end with the supervisor, as each of its children does."""
+    """Form a process group, and end when the supervisor ends, like each child of the supervisor."""
     os.setpgid(0, 0)
     _libc.prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
     if os.getppid() != supervisor:  # the supervisor was killed before the line above ran
@@ -147,7 +146,7 @@ def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
             for fd in (ours, workers):
                 os.close(fd)
             return json.loads(text), fds
-        os.close(workers)  # so that `ours` ends if the worker couldn't be forked
+        os.close(workers)  # so that the read below returns if the worker couldn't be forked
         os.waitpid(between, 0)
         channel.send(os.read(ours, 16))
         for fd in (ours, *fds):
@@ -174,7 +173,7 @@ def _become_worker(request: dict[str, Any], fds: list[int], supervisor: int) -> 
         else:
             os.environ[variable] = value
     with contextlib.suppress(AttributeError):
-        threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # Python leaves the fork server's ID
+        threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # Python keeps the fork server's ID
     _make_unique()
 
 

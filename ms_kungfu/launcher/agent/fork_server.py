@@ -1,13 +1,13 @@
-"""Start workers by forking a process that has imported MindSpore (`launcher/preloading.py` says for which programs).
+"""Start workers by forking a process that has imported MindSpore. `launcher/preloading.py` selects the programs.
 
-The first worker imports MindSpore. Then it forks the fork server, which is a copy of it, and runs its program. Other
-workers are forked from the fork server (`fork_program`).
+The first worker imports MindSpore, forks the fork server, which is a copy of this worker, and then runs its own
+program. Other workers are forked from the fork server (`fork_program`).
 
 1. Libraries read the environment and the number of cores while they are imported. So all workers of a fork server have
    the same number of cores and, apart from the variables that describe one worker, the same environment. The first
    worker of another kind forks another fork server, which replaces the previous one.
 2. Only the workers with which a job begins wait for the import. If there is no fork server yet for a worker that joins
-   later, the worker is started without it, because the controller expects the worker's process ID at once.
+   later, the worker is started without one, because the controller expects the worker's process ID at once.
 3. If anything about the fork server fails, workers are started without it: the fork server only saves time.
 """
 
@@ -69,7 +69,7 @@ class Start:
 
 
 class ForkServer:
-    """The fork server as the supervisor uses it. Used from one thread.
+    """The supervisor's interface to the fork server. Used from one thread.
 
     `preloading`: how to run the program, or None if its workers can't be forked.
     """
@@ -97,7 +97,7 @@ class ForkServer:
     def news(self) -> tuple[int, float] | None:
         """Return what may end the import: a descriptor that becomes readable, or the time limit.
 
-        The time in seconds is at most SLICE_S, because `run_time` counts no longer gap.
+        The time in seconds is at most SLICE_S, because `run_time` doesn't count longer pauses in full.
         """
         if self._channel is None or self._pid is not None:
             return None
@@ -116,7 +116,7 @@ class ForkServer:
         except (OSError, ValueError):  # the worker has ended
             self.close()
         else:
-            if self._pid is None:  # this MindSpore can't be forked
+            if self._pid is None:  # with this MindSpore, a process can't fork workers
                 self.close()
                 self._preloading = None
         return False
@@ -124,7 +124,7 @@ class ForkServer:
     def command(self) -> tuple[list[str], socket.socket] | None:
         """Return the command of a worker that will fork the fork server, and the socket that its process inherits.
 
-        The caller closes the socket. Return None if the worker must be started without it.
+        The caller closes the socket. Return None if the worker must be started without a fork server.
         """
         assert self._preloading is not None
         preloading = self._preloading
@@ -161,7 +161,7 @@ class ForkServer:
             "environment": {name: start.environment().get(name) for name in sorted(_OF_ONE_WORKER)},
         }
         with contextlib.suppress(OSError):
-            if stat_of(self._pid)[0] not in "Tt":  # a stopped process would only cost the time limit
+            if stat_of(self._pid)[0] not in "Tt":  # a stopped process doesn't answer
                 closed, gate = os.pipe()
                 try:
                     self._channel.settimeout(_ANSWER_S)
@@ -175,7 +175,7 @@ class ForkServer:
         return None
 
     def has_exited(self, pid: int) -> None:
-        """Tell that the supervisor has reaped this process, which may be the fork server."""
+        """Record that the supervisor has reaped this process, which may be the fork server."""
         self.is_importing()  # the fork server may have sent its ID just before it ended
         if pid == self._pid:
             self.close_channel()

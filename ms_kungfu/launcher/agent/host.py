@@ -61,8 +61,8 @@ class HostOfJob:
         relay.on_placed = self.workers.placed
 
     def close(self) -> None:
-        # Workers depend on the other objects, so they are closed first. If the inter-host transport were closed first,
-        # workers would fail, and the failures would look like the workers' own.
+        # Close the workers first. If the inter-host transport were closed before, workers would fail, and the failures
+        # would look like errors of the workers.
         self.workers.close()
         self._server.end()
         self.relay.close()
@@ -82,7 +82,7 @@ class HostOfJob:
     # ---- from one controller to the next ----
 
     def wait_for_a_controller(self) -> None:
-        """Suspend the workers' deadlines, because only a controller knows for what the workers wait.
+        """Suspend the workers' deadlines, because only a controller knows what the workers wait for.
 
         Workers continue training if they can.
         """
@@ -101,11 +101,11 @@ class HostOfJob:
         )
 
     def go_over_to(self, channel: AnyChannel) -> None:
-        """Obey another controller from now on, which has registered this host.
+        """From now on, obey another controller, which has registered this host.
 
         Repeat the messages that the previous controller may not have received or processed.
         """
         self.segments.forget_what_was_told()
-        self.hold_deadlines(False)  # a new controller that waits for the store suspends them with a message
+        self.hold_deadlines(False)  # if the new controller waits for the store, it suspends them again
         self.relay.ask_again(channel.send)
         self.workers.tell_what_is_new()

@@ -277,8 +277,8 @@ class Output:
         """Wait until the workers' pipes are closed and everything is written.
 
         Args:
-            timeout_s: the longest time to wait; None for no limit. If the time is over, `last_words` are written and
-                the remaining output is dropped.
+            timeout_s: the longest time to wait; None for no limit. After this time, `last_words` are written and the
+                remaining output is dropped.
             last_words: the launcher's last line, which follows all output.
             block: called after the workers' last output. It returns a text that is written before `last_words`.
         """
@@ -363,7 +363,7 @@ class Output:
         for stream in self._streams:
             if stream.key == key and stream.held is not None:
                 lines, stream.held = stream.held, None
-                while stream.later:  # output from before the worker had a rank is shown with the rank that it got
+                while stream.later:  # show earlier output with the rank that the worker has now
                     stream.rank.set(stream.later.popleft()[1])
                 self._show(stream, lines)
 

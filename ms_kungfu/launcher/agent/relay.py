@@ -101,13 +101,13 @@ class Relay:
         self._numbers = itertools.count(1)
         self._asked: dict[int, tuple[Request, m.ToJobBroker]] = {}  # requests that haven't been answered
         self.cores = 0  # the fixed number of cores per worker; 0 if no worker of this host has been notified of it
-        self._leaving: list[str] = []  # workers that may leave, after a request of a worker on this host
+        self._leaving: list[str] = []  # workers that may leave, as a worker on this host has requested
         self._holders: dict[_Process, int] = {}
-        self._held = False  # whether the deadlines of requests are held
+        self._held = False  # whether the deadlines of requests are suspended
         self._reminder: asyncio.TimerHandle | None = None
         self._closed = False
         self.on_placed: Callable[[str, int, int | None], None] = lambda peer, incarnation, rank: None
-        """A function that is called before a worker gets a rank. `rank` is None if it gets the answer `Detached`."""
+        """A function that is called before a worker gets a rank. `rank` is None if the worker gets `Detached`."""
 
     # ---- orders of the controller ----
 
@@ -202,7 +202,7 @@ class Relay:
                 self._send(m.HungUp(number))
 
     def _is_taken(self, peer: PeerID, incarnation: int, request: Request) -> bool:
-        """Reject the request if the slot belongs to another process, and return whether it does.
+        """Reject the request if the slot belongs to another process. Return whether the request was rejected.
 
         The requesting process is then a forked child of a worker. It has its parent's peer ID and secret, but not its
         parent's slot.
@@ -216,7 +216,7 @@ class Relay:
 
     def _hand_over(self, request: Request, slot: m.Slot) -> None:
         version, peer = slot.cluster.version, PeerID.parse(slot.peer)
-        # Two processes may have requested the slot before one of them got it.
+        # Two processes may have requested the slot before one of them got the slot.
         if self._is_taken(peer, slot.incarnation, request):
             return
         segment = self._segments.get(version)
@@ -241,7 +241,7 @@ class BrokerServer(Server[WorkerChannel]):
 
     most_proved = _MAX_CONNECTIONS
     most_unproved = 512  # more than the number of a host's workers, because all of them may connect at once
-    silent_s = 1.0  # a worker authenticates within milliseconds; if it is rejected because it was slow, it tries again
+    silent_s = 1.0  # a worker authenticates within milliseconds, and a rejected worker tries again
 
     def __init__(self, relay: Relay, secret: bytes) -> None:
         super().__init__(secret, OF_A_WORKER)

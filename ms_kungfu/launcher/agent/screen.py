@@ -18,8 +18,8 @@ import os
 import select
 from collections.abc import Sequence
 
-_LEAST_SHOWN = 30  # a part that doesn't fit is cut only if this many characters of it fit
-_COLUMNS = 80  # for a terminal that doesn't know its width
+_LEAST_SHOWN = 30  # a part is truncated only if at least this many of its characters fit
+_COLUMNS = 80  # the width to assume if the terminal reports none
 _ERASE_LINE, _ERASE_BELOW = b"\033[K", b"\033[J"
 # Make sure that there is a row below the cursor, save the position, and go to that row.
 _BELOW = b"\033D\033[A\0337\r\n" + _ERASE_LINE
@@ -143,7 +143,7 @@ class Screen:
         while data and not self.broken:
             try:
                 data = data[os.write(self._fd, data) :]
-            except BlockingIOError:  # another process that shares the terminal has made it non-blocking
+            except BlockingIOError:  # another process has made the shared terminal non-blocking
                 select.select([], [self._fd], [], 1.0)
             except OSError:
                 self.broken = True  # e.g. `kungfu-run ... | head`: training continues, with output to the log files

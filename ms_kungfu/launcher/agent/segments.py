@@ -1,4 +1,4 @@
-"""Create, watch and close a host's parts of cluster versions' shared memory, as the controller orders."""
+"""Create, watch and close a host's shared-memory segments, one per cluster version, as the controller orders."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ACTIVITY_S = 1.0
 
 
 class HostSegment:
-    """One host's part of a cluster version's shared memory: the segment that the ranks on this host share.
+    """The shared memory of the ranks that one cluster version has on this host.
 
-    If the cluster version has several hosts, this part also contains the control block of all ranks and the inter-host
-    transport. The transport is then the last member of the segment.
+    If the cluster version has several hosts, this object also contains the control block of all ranks and the
+    inter-host transport. The transport is then the last member of the segment.
     """
 
     def __init__(self, cluster: Cluster, host: str, cores: int, recovers: bool, runtime: Any) -> None:
@@ -46,7 +46,7 @@ class HostSegment:
     async def make(
         cls, cluster: Cluster, attempt: int, recovers: bool, cores: int, transports: Transports
     ) -> HostSegment:
-        """Create this host's part of `cluster`, which has workers on this host.
+        """Create this host's segment of `cluster`, which has workers on this host.
 
         If this fails, raise the error and release everything that was created.
         """
@@ -83,14 +83,14 @@ class HostSegment:
             memory.hold_deadlines(held)
 
     def mark_lost(self, rank: int, reason: str, recover: bool, reaped: bool) -> None:
-        # Write the control block first, which lists the failures of all hosts in the same order. A rank that the
-        # segment notifies of a failure then finds the failure in the control block.
+        # First write the control block, which lists failures in the same order on all hosts. When the segment then
+        # notifies a rank, the rank finds the failure in the control block.
         self._board.mark_lost(rank, reason, recover, reaped)
         if self._transport is not None and rank in self._local:
             self._segment.mark_lost(self._local[rank], reason, recover, reaped)
 
     def lose_host(self, host: str) -> None:
-        """Let the members continue without `host`. All its ranks must have been marked lost before."""
+        """Let the members continue without `host`. All ranks of `host` must already be marked lost."""
         if self._transport is not None:
             self._transport.lose_host(self._hosts.index(host))
 
@@ -109,7 +109,7 @@ class HostSegment:
         return self._segment.progress(self._local[rank])
 
     def awaited(self) -> list[tuple[int, int, bool]]:
-        """Return which of this host's ranks waits for which rank, and whether the wait is overdue.
+        """Return which of this host's ranks waits for which rank, and whether the wait will soon time out.
 
         The number -1 is the transport.
         """
@@ -172,11 +172,11 @@ class HostSegments:
         self._send, self._look_s, self._running, self._cores = send, look_s, running, cores
         self._loop = asyncio.get_running_loop()
         self.open: dict[int, HostSegment] = {}
-        self._held = False  # whether the workers' deadlines are held
+        self._held = False  # whether the workers' deadlines are suspended
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         self._making: dict[int, tuple[int, asyncio.Task[None]]] = {}  # version -> (attempt, task)
         self._beats: dict[int, dict[int, int]] = {}  # version -> rank -> heartbeat count at the last check
-        # version -> rank -> why the rank can't continue; contains all ranks for which this was reported
+        # the reported reasons why ranks can't continue: version -> rank -> reason
         self._words: dict[int, dict[int, str]] = {}
         # What the controller already knows about each version: whether its transport has failed, its number of sync
         # points (reported by this host or by the controller), and the hosts that its transport can't reach.

@@ -153,7 +153,7 @@ class Succession:
     async def to_join(self, wait_s: float) -> AnyChannel:
         """Return a connection to the controller of a running job, which this host joins.
 
-        The store says which host controls the job. This may no longer be the host that registered this host.
+        The store names the host that controls the job now. Another host may have registered this host.
         """
         url, loop = str(self.options.config_server), asyncio.get_running_loop()
         keys, deadline = self._keys(), loop.time() + wait_s
@@ -189,7 +189,7 @@ class Succession:
         return channel
 
     async def answer_a_controller(self, channel: AnyChannel, asking: m.WaitingController, is_in_a_job: bool) -> None:
-        """Answer a controller on another host that waits for this host to register and asks what this host is doing."""
+        """Answer a controller that waits for this host to register, and that asks what this host is doing."""
         own = self.options.hosts
         channel.send(m.Calls(str(own), own.head.name, self.calls_for_s(), in_a_job=is_in_a_job))
         await channel.flushed()
@@ -301,9 +301,9 @@ class Succession:
         if snapshot.job != host.job or not has_begun:
             return 1, f"{PROGRAM}: {self.head_name}, which controlled the job, has failed, so the job has failed"
         if self.departure.is_leaving and own not in snapshot.present and codes == {0}:
-            return 0, ""  # this host has left the job; only the controller's message about that is missing
-        # If the controller that registered this host failed before the snapshot listed it, this host has no workers
-        # yet. It then joins the next controller's job as a new host.
+            return 0, ""  # this host has left the job, but the controller's message about that has not arrived
+        # If the controller that registered this host failed before the snapshot listed this host, this host has no
+        # workers yet. Then this host joins the next controller's job as a new host.
         is_new = self.options.joins and not codes and own not in [each.name for each in snapshot.hosts]
         if not is_new and own not in snapshot.present:
             return 1, f"{PROGRAM}: the job goes on without this host"

@@ -113,7 +113,7 @@ class Supervisor:
         Args:
             key: the worker's key.
             environment: changes to the launcher's environment. None removes a variable.
-            cores: the cores on which the worker may run. If this is empty, it may run on all cores.
+            cores: the cores on which the worker may run; an empty collection means all cores.
             stdout: the descriptor for the worker's stdout.
             stderr: the descriptor for the worker's stderr.
             has_device: whether the worker uses a GPU or an Ascend device.
@@ -156,8 +156,7 @@ class Supervisor:
         self.wake()
         self._reaped = True
         self._channel.close()
-        # The supervisor itself never needs longer than this. If it hangs, it is killed, and the kernel kills its
-        # workers.
+        # The supervisor itself never needs longer than this. If it hangs, kill it; the kernel then kills its workers.
         deadline = run_time() + 1.5 * _PATIENCE_S
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
@@ -213,8 +212,8 @@ def kill_group(leader: int, patience_s: float = _GROUP_S) -> None:
     1. When this function returns, no process in the group runs, except resource trackers. So a rank publishes nothing
        after its exit has been reported.
     2. If the group contains a resource tracker, this process kills those of its children that are in the group, one by
-       one. Only this process reaps these children, so their IDs can't come to belong to other processes meanwhile. When
-       a child has been killed, its own children become children of this process, and are killed next.
+       one. Only this process reaps these children, so the kernel can't give their IDs to other processes before. When a
+       child has been killed, its own children become children of this process, and are killed next.
     3. If this takes longer than `patience_s` seconds, the whole group is killed.
     """
     deadline = run_time() + patience_s
@@ -350,7 +349,7 @@ class _SupervisorProcess:
             self._forks.waiting.clear()
 
     def _fork(self, start: Start) -> bool:
-        """Fork a worker. Return whether there is a fork server that could do so."""
+        """Let the fork server fork a worker. Return whether that has succeeded."""
         forked = self._forks.fork(start)
         if forked is None:
             return False
@@ -364,7 +363,7 @@ class _SupervisorProcess:
         return True
 
     def _execute(self, start: Start, *, forks_others: bool = False) -> None:
-        """Start a worker. `forks_others`: whether it forks the fork server after it has imported MindSpore."""
+        """Start a worker. `forks_others`: whether the worker imports MindSpore and then forks the fork server."""
         forking = self._forks.command() if forks_others else None
         command, channel = forking or (self._command, None)
         try:
@@ -438,7 +437,8 @@ def _preparation(cores: list[int]) -> Callable[[], None]:
 def _make_folder() -> str | None:
     """Create the folder in which workers share compiled graphs. Remove the folders of supervisors that were killed.
 
-    If a container shares /tmp, its supervisors look as if they had ended. Then their workers compile for themselves.
+    If another container shares /tmp, its supervisors look as if they had ended, so their folders are removed, too.
+    Their workers then share no compiled graphs.
     """
     os.environ.pop(env.GRAPHS.name, None)
     if not env.PRELOAD.get():

@@ -155,8 +155,8 @@ class HostWorkers:
     def _check_descriptors(self) -> None:
         """Check that the launcher keeps enough free file descriptors if it starts another joining worker.
 
-        Without free descriptors, the launcher couldn't accept the connections of workers that are starting. It couldn't
-        read a resize request that corrects a size that is too large either.
+        Without free descriptors, the launcher couldn't accept the connections of new workers, or a resize request that
+        corrects a size that is too large.
 
         Raises:
             OSError: too few file descriptors are free.
@@ -179,7 +179,7 @@ class HostWorkers:
                 self._output.place(key, rank)
 
     def failure_block(self, failed: int | None) -> Callable[[], str] | None:
-        """Return a function that describes the failure that ends the job. It may be called when all output is read.
+        """Return a function that describes the failure that ends the job. Call the function after all output is read.
 
         Return None if the process with the key `failed` isn't on this host. Also return None if the description isn't
         needed, because the process's last lines are the last lines of the job's output.

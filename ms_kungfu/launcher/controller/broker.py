@@ -88,7 +88,8 @@ class Broker:
         self.requests = SlotRequests(self, self.versions, self.leaves)
         self._fixing: set[asyncio.Task[None]] = set()  # tasks that fix the number of cores of each worker
         self._prepared = -1
-        self._noting: tuple[int, int | None] | None = None  # the version to commit, and the step after which it applies
+        # the version that is about to be committed, and the step after which members adopt it
+        self._noting: tuple[int, int | None] | None = None
         self._holders: set[tuple[PeerID, int]] = set()  # the processes that have been granted a slot
         self._has_granted = False  # whether any process has ever been granted a slot
         self._closed = False

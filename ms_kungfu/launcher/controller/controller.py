@@ -59,8 +59,8 @@ class Controller:
     """Run a job once.
 
     The launcher of the controller's own host is one of the agents, and registers with `registration`.
-    If a `term` is given, the controller decides only while it has the lease. It writes each decision to the snapshot
-    before it notifies any worker or host. `remove_at_end(path, inode)` arranges that a file is removed when this
+    If a `term` is given, the controller makes decisions only while it has the lease. It writes each decision to the
+    snapshot before it notifies any worker or host. `remove_at_end(path, inode)` lets a file be removed when this
     process ends. `stop` lets the dashboard end the job through this host's launcher, even under a later controller.
     """
 
@@ -238,9 +238,9 @@ class Controller:
             self.context.remote.tell_lease()
 
     def _on_store_awaited(self, yes: bool) -> None:
-        """Stop the workers' deadlines while a decision waits for the store, because workers may wait for the decision.
+        """Suspend the workers' deadlines while a decision waits for the store. Workers may wait for the decision.
 
-        `yes`: whether a decision waits now.
+        `yes`: whether a decision waits for the store now.
         """
         if self.context.remote is not None:
             self.context.remote.hold_deadlines(yes)

@@ -55,7 +55,7 @@ class WorkerCores:
         agent.shares.each = next(iter(self.agents.values())).shares.each
 
     async def fix(self, each: int) -> int:
-        """Fix the number of cores per worker, because a worker needs the same number as all other workers.
+        """Fix the number of cores per worker at one value for all workers, because a worker has requested that.
 
         `each`: the number if none has been fixed yet.
 

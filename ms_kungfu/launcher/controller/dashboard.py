@@ -33,7 +33,7 @@ _FAILED = {WorkerState.FAILING, WorkerState.KILLED, WorkerState.UNKILLABLE, Work
 
 @dataclass(eq=False)
 class JobDashboard:
-    """Implements `server.Job`. `describe()` returns the job's status. `stop()` ends the job like a signal."""
+    """Implements `server.Job`. `describe()` returns the job's status. `stop()` ends the job as a signal does."""
 
     job: JobContext
     describe: Callable[[], dict[str, Any]]

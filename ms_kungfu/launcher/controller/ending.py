@@ -79,8 +79,8 @@ class EndOfWorkers:
     def all_on(self, host: str, reason: str) -> None:
         """End all workers of a host.
 
-        The host's workers that are in the cluster are killed. This counts as a failure. The host's workers that have
-        left the cluster get SIGTERM (`dismiss`).
+        Kill the host's workers that are in the cluster, which counts as a failure. Send SIGTERM to the host's workers
+        that have left the cluster (`dismiss`).
         """
         for process in self.processes:
             if process.host != host or process.is_ending:
@@ -119,7 +119,7 @@ class EndOfWorkers:
         self.on_unkillable(process, process.killed_because)
 
     def tell_again(self, peers: Collection[PeerID]) -> None:
-        """Send SIGTERM again to members that could leave after the first one, but can't now because others failed."""
+        """Send SIGTERM again to members that had permission to leave, but can't leave now because others failed."""
         told_to_end = self.broker.leaves.told_to_end
         for process in self.processes.of_standing(Standing.MEMBER):
             if process.peer in peers and process.peer in told_to_end and not process.told_again:

@@ -16,9 +16,9 @@ An entry is one new state of the snapshot.
    the snapshot. No process knows of any other decision.
 6. A controller that gives up the lease on a living host (`step_down`) first writes an entry that says so. The entry
    contains no other change, because a change could be half of a decision. The next controller waits for this host as
-   for any other host. The hosts of other earlier controllers count as silent: the lease of such a host expired, or the
-   host's launcher is ending (`leave`). An expired lease means nothing if the other hosts were paused as well. So after
-   a pause, a host leaves a free lease to the last holder for a moment (`Succession._follow`).
+   for any other host. The hosts of other earlier controllers count as silent, because their leases expired or their
+   launchers are ending (`leave`). If the other hosts were paused as well, an expired lease doesn't show that its holder
+   is silent. So after a pause, a host leaves a free lease to the last holder for a moment (`Succession._follow`).
    (`test_a_broken_protocol_is_found_out`.)
 """
 
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 _LAST_LEASE_S = 5.0  # added to a job's wait for the end of the previous job
 RENEW_S = 0.2  # time until the launcher retries a call to an unavailable store
 END_S = 2.0
-# If the write of an entry takes longer, the members' deadlines stop; it normally takes a few milliseconds.
+# If the write of an entry takes longer, the members' deadlines stop. A write normally takes a few milliseconds.
 _LONG_S = 0.3
 # Interval at which the real clock is read. If this host is paused, the event loop's timers count at most MOST_GAP_S of
 # the pause. So a timer of half of MOST_GAP_S fires at once after a pause.
@@ -57,7 +57,7 @@ _LOOK_S = MOST_GAP_S / 2
 class EtcdLease:
     """Implements `Leadership` with a lease in etcd. `url`: the URL of the job's store. `own`: this host's name.
 
-    `on_step_down(why)` is called when another host decides from now on. `on_new_lease()` is called when the lease had
+    `on_step_down(why)` is called when another host takes over the job. `on_new_lease()` is called when the lease had
     expired and this controller has acquired a new one. `on_store_awaited(yes)` is called with True when a decision
     starts waiting for the store, and with False when no decision waits for the store any more.
     """
@@ -252,7 +252,7 @@ class EtcdLease:
             self.store_error = None if isinstance(error, LeadershipLostError) else error
             raise
         except asyncio.CancelledError:
-            goes_on = True  # the thread continues, and decisions may wait for it until the next call has ended
+            goes_on = True  # the thread continues, and decisions may wait for the thread
             raise
         finally:
             long.cancel()

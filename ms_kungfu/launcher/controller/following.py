@@ -13,7 +13,7 @@ from ms_kungfu.launcher.state import policy
 from ms_kungfu.launcher.state.policy import Standing
 
 _log = logging.getLogger(__name__)
-_UNFOLLOWED_S = 30.0  # time in which members must adopt a change; their first step may take that long
+_UNFOLLOWED_S = 30.0  # time for members to adopt a change; their first step may take that long
 _MUST_JOIN_S = 60.0
 _TRAINS_S = 2.0  # a job that ends earlier hasn't trained, because importing MindSpore alone takes that long
 

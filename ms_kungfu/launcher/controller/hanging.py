@@ -115,7 +115,7 @@ class HangingWorkers:
     def _look_for_the_stuck(self) -> None:
         """Let each live worker log its Python stack if it doesn't reach the collective in which other workers wait.
 
-        With -recover, the controller ends such a worker before the waiting workers time out. Without -recover, the
+        With -recover, the controller ends this worker before the waiting workers time out. Without -recover, the
         waiting workers raise CollectiveTimeoutError, and their exit ends the job.
         """
         found = self._stuck()

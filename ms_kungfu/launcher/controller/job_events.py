@@ -71,7 +71,7 @@ class JobEvents:
         self.emit(e.LeaderChanged(host=self.options.hosts.self_name, before=before))
 
     def stepped_down(self, why: str) -> None:
-        """Record that this controller no longer decides for the job."""
+        """Record that this controller no longer controls the job."""
         self.emit(e.LeaderLost(host=self.options.hosts.self_name, reason=why))
 
     def emit(self, event: e.Event) -> None:

@@ -1,7 +1,7 @@
-"""Define how a controller checks that it decides for the job.
+"""Define how a controller checks that it controls the job.
 
-With `NoElection`, the first host's controller always decides. With `EtcdLease`, the controller that has the lease
-decides.
+With `NoElection`, the first host's controller always controls the job. With `EtcdLease`, the controller that has the
+lease controls the job.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Leadership(Protocol):
 
     @property
     def has_stepped_down(self) -> bool:
-        """Return whether another host now decides for the job."""
+        """Return whether another host now controls the job."""
         ...
 
     @property
     def is_gone(self) -> bool:
-        """Return whether no host decides for the job any more, because the job's keys have been deleted."""
+        """Return whether no host controls the job any more, because the job's keys have been deleted."""
         ...
 
     @property
@@ -90,7 +90,7 @@ class Leadership(Protocol):
     async def act(self, act: Callable[[], Awaitable[object]]) -> None:
         """Run `act` after all earlier actions have ended.
 
-        If another host now decides for the job, don't run `act`.
+        If another host now controls the job, don't run `act`.
         """
 
     async def write(self, snapshot: Callable[[], LeaderSnapshot]) -> bool:
@@ -123,7 +123,7 @@ class Leadership(Protocol):
 
 
 class NoElection:
-    """The first host decides for the whole job, and the job ends with that host. So no snapshot is needed."""
+    """The first host controls the whole job, and the job ends with that host. So no snapshot is needed."""
 
     moves = False
     lease = None

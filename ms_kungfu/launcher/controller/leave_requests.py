@@ -29,7 +29,7 @@ class LeaveRequests:
         self.told_to_end: set[PeerID] = set()  # members that got a SIGTERM and may leave
 
     def objection(self, peer: PeerID, terminated: bool) -> str:
-        """Return why `peer` can't leave. If it can, add it to `leaving`, call `on_leave`, and return "".
+        """Return why `peer` can't leave. If `peer` can leave, add it to `leaving`, call `on_leave`, and return "".
 
         If several workers ask to leave at the same time, perhaps only the first of them may leave. If a member got a
         SIGTERM but can't leave, call `on_last`, which ends the job, and return "". This member trains until the

@@ -20,7 +20,7 @@ from ms_kungfu.launcher.state.policy import Action, Recover, Verdict
 
 _log = logging.getLogger(__name__)
 
-# How a host leaves. The host's agent reports that it got a SIGTERM. From then on:
+# How a host leaves. The host's agent reports a SIGTERM. From then on:
 #   1. No new worker is placed on the host (`Hosts.check`, `Hosts.slots_by_host`). Each revision excludes the host's
 #      workers, even if other writers list them (`Coordinator.going`). These workers leave like any other worker, after
 #      a step that all members have agreed on. So all members have trained the same steps and samples.

@@ -1,6 +1,6 @@
 """The job's prestarted workers on all hosts.
 
-They are the standbys that -standby requests, and the standbys for a larger cluster, if the members expect to grow.
+Some are standbys that -standby requests. The others are standbys for a larger cluster that the members expect.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PrestartedWorkers:
     coordinator: Coordinator
     starting: StartOfWorkers
     ending: EndOfWorkers
-    # called with a process that has been removed from `processes`, because a leaving host waits for its last process
+    # called with each process that was removed from `processes`; a leaving host waits until it has no process
     removed: Callable[[Process], None]
 
     def __post_init__(self) -> None:

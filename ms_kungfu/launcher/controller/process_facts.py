@@ -72,7 +72,7 @@ class ProcessFacts:
         """Return the live processes that keep others waiting for too long (`stuck`), with the waiting ranks."""
         awaited = {version: segment.awaited() for version, segment in self._segments.open.items()}
         if not any(is_overdue for waits_of_version in awaited.values() for *_, is_overdue in waits_of_version):
-            return {}  # a healthy job has no overdue waits
+            return {}  # in a healthy job, no wait is about to time out
         return self._found(alive, awaited)
 
     def waited_for(
@@ -99,7 +99,8 @@ class ProcessFacts:
     ) -> dict[tuple[PeerID, int], list[int]]:
         """Return the processes that others wait for.
 
-        Without `stopped`, only overdue waits count. With `stopped`, all waits count, except those of stopped processes.
+        Without `stopped`, only waits that will soon time out count. With `stopped`, all waits count, except those of
+        stopped processes.
         """
         rank_of: dict[tuple[PeerID, int], int] = {}
         waits: list[tuple[Any, Any, bool]] = []

@@ -139,7 +139,7 @@ class ProcessTable:
         return {p.peer.port for p in self if p.peer is not None and p.state is not WorkerState.OVERDUE}
 
     def standbys(self) -> list[Process]:
-        """Return the standbys that aren't ending. The standbys that are ready come first, then the oldest."""
+        """Return the standbys that aren't ending. Ready standbys come first, and older ones before younger ones."""
         ready = self._broker.requests.ready_standbys
         spare = [p for p in self if p.peer is None and not p.is_ending]
         return sorted(spare, key=lambda p: (p.standby not in ready, p.key))

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteHosts:
-    """All hosts of the job, including the controller's own. That host's launcher passes connections to `serve`.
+    """All hosts of the job, including the controller's own host, whose launcher passes connections to `serve`.
 
     Use it in the event loop. `registration`: the registration of the controller's own host. `resumes`: whether this
     controller continues a running job, so that the hosts report their state to it.
@@ -133,7 +133,7 @@ class RemoteHosts:
                 wait.cancel()
 
     def leave(self) -> None:
-        """Close all connections without a message, because another controller has the job."""
+        """Close all connections without a message, because another controller controls the job."""
         for agent in self.agents.values():
             agent.drop()
 

@@ -144,7 +144,7 @@ class RemoteAgent:
         self.lost = ""  # why the host is lost
         self.is_confirmed = False  # whether the host has sent a message since it registered
         self._farewell = ""  # why the host's launcher ends, as it has reported
-        self._last_words: m.End | None = None  # the message to a host that was declared lost, until it is sent
+        self._last_words: m.End | None = None  # the last message to a lost host, until the message is sent
         self.apart: dict[tuple[int, str], str] = {}  # (version, host that this host can't reach any more) -> reason
         # after `RemoteHosts.checkpoint`, set when the host's checkpoints are written or the host is lost
         self.checkpointed = asyncio.Event()

@@ -72,7 +72,7 @@ class Resizes:
             desired = coordinator.newest
             again = replace(desired.following(desired.workers), version=server.store.version + 1)
             _log.warning('cluster restored: version=%d reason="a client deleted it"', again.version)
-            with contextlib.suppress(HostError):  # if all its workers have failed, a revision without them follows
+            with contextlib.suppress(HostError):  # if all workers in it have failed, a revision follows
                 server.put(again.to_json(), job.begun.writer)
 
     def check(self, cluster: Cluster) -> None:
@@ -90,8 +90,8 @@ class Resizes:
         options, coordinator = job.options, job.coordinator
         members, ended = list(coordinator.newest.workers), []
         if job.has_begun:
-            # If a writer lists only workers that have just failed, it didn't know of the failure. In this case,
-            # `revised` keeps the training state.
+            # A writer that lists only workers that have just failed didn't know of the failure. In this case, `revised`
+            # keeps the training state.
             ended = job.workers.broker.versions.ended_in(coordinator.newest)
             members = [*job.workers.processes.living_members(), *ended]
         going = coordinator.going(members)

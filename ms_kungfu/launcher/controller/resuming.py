@@ -56,7 +56,7 @@ def resume(
     manager.hanging.keep_looking_for_the_stuck()
 
 
-_Ended = list[tuple[int, Process, m.Exited]]  # each with its place in the order in which workers were notified of exits
+_Ended = list[tuple[int, Process, m.Exited]]  # each with its index in the order of notifications
 
 
 def _enter_reported(

@@ -319,7 +319,7 @@ class SpreadSegment:
     def awaited(self) -> list[tuple[int | str, int | str, bool]]:
         """Return which ranks wait for which rank, without the ranks on hosts whose report is old or missing.
 
-        It is unknown whether a rank on such a host still waits. If the same report is read twice, the second reading
+        It is unknown whether ranks on these hosts still wait. If the same report is read twice, the second reading
         must not confirm that a rank is stuck (`stuck`, 2).
         """
         since = self._owner.machine.monotonic() - self._owner.stuck_sure_s

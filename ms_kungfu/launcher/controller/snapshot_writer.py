@@ -50,7 +50,7 @@ class SnapshotWriter:
         return await leadership.write(snapshot)
 
     async def note(self, lost: str | None = None, end: End | None = None) -> bool:
-        """Write a decision to the snapshot. Return False if another host now decides for the job."""
+        """Write a decision to the snapshot. Return False if another host now controls the job."""
         await self.job.leadership.act(lambda: self.write(lost=lost, end=end))
         return not self.job.leadership.has_stepped_down
 

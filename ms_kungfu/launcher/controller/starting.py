@@ -46,7 +46,7 @@ class StartOfWorkers:
         self._slots = itertools.count()
 
     def resume(self, keys: int) -> None:
-        """Give new processes keys from `keys` on, because earlier controllers have used only smaller keys."""
+        """Use only keys of at least `keys` for new processes, because earlier controllers have used smaller keys."""
         self._keys = itertools.count(keys)
 
     def known(

@@ -282,8 +282,8 @@ class WorkerManager:
                 # The worker hasn't finished, whatever its exit code is: other workers still wait in the collective in
                 # which this worker was interrupted.
                 code, error = 1, f"could not go on ({reason}) and {how_it_ended(code)}"
-            # Mark the worker as lost first, because the survivors wait for that. They continue without a failed worker,
-            # but not without a worker that has finished the program.
+            # First mark the worker as lost, because the other workers wait for this mark. They continue without a
+            # failed worker, but not without a worker that has finished the program.
             self.broker.mark_lost(
                 process.peer,
                 error or how_it_ended(code),

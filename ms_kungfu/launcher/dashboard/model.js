@@ -1,9 +1,9 @@
 "use strict";
-/* What the events of a job add up to, for the page and for the report. No function here touches the document.
+/* Derive what the live page and the report show from a job's events. No function in this file uses the document.
 
-   `Account` is `launcher/state/account.py` and `Story` is `launcher/state/story.py`, with the same names:
-   tests/browser compares them event by event. They differ in one way. Python looks ahead in the list of events. Here
-   a chapter waits for the events that complete it, because the job may still run. */
+   `Account` corresponds to launcher/state/account.py, and `Story` to launcher/state/story.py. tests/browser compares
+   the results event by event. There is one difference: Python looks ahead in the list of events, but here a chapter
+   waits for the events that complete it, because the job may still run. */
 
 // ---- words ----
 
@@ -45,7 +45,7 @@ function general(value, digits) {
   return `${Number(mantissa)}e${exponent[0]}${exponent.slice(1).padStart(2, "0")}`;
 }
 
-/** Return a duration in a form that is easy to read. */
+/** Return a duration as text, e.g. "3 min 20 s". */
 function spell(seconds) {
   const text = general(seconds, 3), total = whole(seconds);
   if (Number(text) < 60) return `${text} s`;
@@ -112,19 +112,19 @@ const HOSTS = {
 class Story {
   constructor() {
     this.first = null;
-    this.notes = []; // {event, and what later events add}: one for each chapter
-    this.failures = []; // notes that wait for the survivors' report
+    this.notes = []; // for each chapter, an object with its event and with what later events add
+    this.failures = []; // notes of failures that the survivors haven't reported yet
     this.resizes = [];
     this.stalls = []; // notes whose stall has not ended
     this.stores = [];
-    this.delayed = null; // the note of the stall in which the next long step may end
+    this.delayed = null; // the note of the last stall, which the next long step may belong to
     this.run = null; // successive rank statistics with the same slowest rank
     this.runs = [];
     this.told = null; // the chapters, until the next event
-    this.isLive = false; // whether the job runs, so that what hasn't happened may still happen
+    this.isLive = false; // whether the job still runs
   }
 
-  /** `account`: with this event in it. */
+  /** Add an event. `account`: the totals of all events, including this one. */
   add(event, account) {
     if (this.first === null && event.time != null) this.first = event.time;
     this.told = null;
@@ -159,7 +159,7 @@ class Story {
     } else if (kind === "version_committed") {
       for (const note of this.failures) note.after = event.step ?? null;
       this.failures = [];
-      this.run = null; // its rank may now be that of another worker
+      this.run = null; // from now on, the rank may belong to another worker
       for (const note of this.resizes) if (event.version >= note.event.version) note.committed ??= event;
     } else if (kind === "resized") {
       for (const note of this.resizes) if (event.version === note.event.version) note.resized ??= event;
@@ -184,7 +184,7 @@ class Story {
         || (kind === "statistics" && event.steps && later > event.seconds)) this.delayed = null;
   }
 
-  /** Add rank statistics to the run of those with the same slowest rank. */
+  /** Add rank statistics to the sequence of successive rank statistics that have the same slowest rank. */
   follow(event) {
     const rank = slowest(event);
     if (!this.run || this.run.rank !== rank) {
@@ -200,7 +200,7 @@ class Story {
     event.waiting.forEach((part, each) => { if (part != null && each !== rank) run.others.add(each); });
   }
 
-  /** Return the chapters, ordered by their beginning. */
+  /** Return the chapters, sorted by the time at which they begin. */
   chapters() {
     this.told ??= this.tell();
     return this.told;
@@ -221,7 +221,7 @@ class Story {
   }
 }
 
-/** Return the rank for which the others waited, if they spent much of their time waiting; else null. */
+/** Return the rank for which the others waited; null if they spent only a small part of their time waiting. */
 function slowest(event) {
   let rank = null, known = 0;
   event.waiting.forEach((part, each) => {
@@ -232,7 +232,7 @@ function slowest(event) {
   return known >= 2 && othersWait(event, rank) >= SLOW_SHARE ? rank : null;
 }
 
-/** Return the share of their time that the other ranks spent waiting. */
+/** Return the mean fraction of time that the other ranks spent waiting. */
 function othersWait(event, rank) {
   const parts = event.waiting.filter((part, each) => each !== rank && part != null);
   return parts.length ? parts.reduce((sum, part) => sum + part, 0) / parts.length : 0;
@@ -401,7 +401,7 @@ const TELLERS = {
 const MOST_EVENTS = 20000, MOST_POINTS = 6000, MOST_SAMPLES = 900;
 const SHARES = ["computing", "reduction", "waiting", "data", "checkpoint"];
 
-/** Everything that the page shows of a job. */
+/** The data about a job that the page shows. */
 class Job {
   constructor(isLive = false) {
     this.account = new Account();
@@ -410,14 +410,14 @@ class Job {
     this.name = null;
     this.command = "";
     this.follows = true; // whether the job follows changes from outside
-    this.events = []; // without statistics; the newest MOST_EVENTS
-    this.points = []; // statistics; two old ones become one if there are many
-    this.rankPoints = []; // rank statistics, likewise
+    this.events = []; // the newest MOST_EVENTS events, without statistics
+    this.points = []; // statistics events; if there are many, old ones are merged in pairs
+    this.rankPoints = []; // rank statistics events, merged in the same way
     this.sizes = []; // {time, workers, reason, step}
     this.requests = new Map(); // version -> its resize_requested event
     this.stalls = []; // {rank, waiting, from, to, reason}
     this.failed = []; // worker_failed events
-    this.workers = new Map(); // {rank, host, pid, peer, outcome, hasLeft} of each process: for the report
+    this.workers = new Map(); // for the report: {rank, host, pid, peer, outcome, hasLeft} of each process
     this.trainedFrom = null; // when the first step began
     this.rate = null;
     this.total = null; // the last step of the current training call
@@ -449,7 +449,7 @@ class Job {
         break;
       case "stall_began": {
         const from = event.time - event.seconds;
-        this.endStall(event.rank, from); // if another controller has taken over the job
+        this.endStall(event.rank, from); // it is still open if another controller has taken over the job
         this.stalls.push({ rank: event.rank, waiting: event.waiting, from, to: null, reason: reason(event) });
         break;
       }
@@ -486,11 +486,11 @@ class Job {
       time: event.time, workers: event.workers, step: event.step ?? null, before: event.workers_before,
       reason: request ? reason(request) : reason(event) || `version ${event.version}`,
     });
-    for (const stall of this.stalls) stall.to ??= event.time; // ranks have other numbers now
+    for (const stall of this.stalls) stall.to ??= event.time; // from now on, a rank may be another worker
     this.renumber();
   }
 
-  /** Give the living workers the ranks of the committed version: those that stay keep their order, others follow. */
+  /** Assign the ranks of the committed version. Workers that stay keep their order, and new workers follow. */
   renumber() {
     const living = [...this.workers.values()].filter((each) => each.outcome === null && each.rank !== null);
     living.sort((one, other) => one.rank - other.rank || one.started - other.started);
@@ -502,16 +502,16 @@ class Job {
   }
 
   outcome(event, text) {
-    let worker = null; // the newest of the peer, since a slot is used again
+    let worker = null; // the peer's newest process, because another process may have had the same slot before
     for (const each of this.workers.values()) if (event.peer ? each.peer === event.peer : each.pid === event.pid) worker = each;
     if (!worker || (worker.outcome !== null && event.event === "worker_exited")) return;
     worker.outcome = text;
-    worker.hasLeft = event.event !== "worker_exited"; // it has failed or was removed, and the job went on
+    worker.hasLeft = event.event !== "worker_exited"; // true if the worker failed or was removed
     worker.rank = event.rank ?? worker.rank;
     if (event.event === "worker_removed") this.renumber();
   }
 
-  /** Take the activity of each rank, which the launcher sends once a second. */
+  /** Store the activity of each rank, which the launcher sends once a second. */
   live(now) {
     this.now = now;
     this.follows = now.status?.follows_changes ?? this.follows;
@@ -523,7 +523,7 @@ class Job {
     }
   }
 
-  /** Take the samples from before the page was opened. */
+  /** Store the samples that were taken before the page was opened. */
   past(samples) {
     const from = samples.length ? samples[0].time : Infinity;
     this.samples = [...this.samples.filter((each) => each.time < from), ...samples].slice(-MOST_SAMPLES);
@@ -532,14 +532,14 @@ class Job {
   get first() { return this.account.began?.time ?? this.story.first ?? this.now?.time ?? 0; }
   get last() { return Math.max(this.account.last, this.account.ended ? 0 : this.now?.time ?? 0); }
 
-  /** The statistics. If the last ones are old, the time since then follows as a time without steps. */
+  /** Return the statistics. If the last ones are old, add an entry without steps for the time since then. */
   get course() {
     const newest = this.points[this.points.length - 1], seconds = newest ? this.last - newest.time : 0;
     if (this.account.ended || seconds <= SILENT_S) return this.points;
     return [...this.points, { time: this.last, seconds, steps: 0, samples: 0, committed: 0 }];
   }
 
-  /** Return the samples and the steps per second of the last `seconds`, by the statistics; null if there are none. */
+  /** Return the samples and the steps per second in the last `seconds`; null if there are no statistics. */
   pace(seconds = 10) {
     const { course } = this;
     let samples = 0, steps = 0, covered = 0;
@@ -553,7 +553,7 @@ class Job {
   }
 }
 
-/** Join each two neighbours in the older half. */
+/** Merge neighbouring points in the older half, two into one. */
 function halved(points, join) {
   const half = points.length >> 1, found = [];
   for (let place = 0; place < half; place += 2) {
@@ -585,14 +585,14 @@ function joinedRanks(one, other) {
   return found;
 }
 
-/** Return the rank statistics of a job with one worker, which logs only `statistics`. `since`: when it got that size. */
+/** Return the rank statistics of a job that has had one worker since `since`. With one worker, a job logs none. */
 function ofTheOnlyRank(event, since) {
   const found = { time: event.time, seconds: Math.min(event.seconds, Math.max(0, event.time - (since ?? 0))) };
   for (const name of ["p50", "p99", "computing", "waiting", "data", "checkpoint"]) found[name] = [event[name] ?? null];
   return found;
 }
 
-// ---- the answer to "why does it stand?" ----
+// ---- what the job waits for ----
 
 const STALL_S = 2, SLOW_NOW_S = 5, SILENT_S = 3;
 const DOING = {
@@ -601,7 +601,7 @@ const DOING = {
   joining: "is joining",
 };
 
-/** Return what a rank does, in words. `why`: what the launcher said when the stall began. */
+/** Return what a rank does, as text. `why`: the reason that the launcher reported when the stall began. */
 function doing(rank, why) {
   if (why) return `is ${why}`;
   if (!rank) return "doesn't come to the reduction";
@@ -618,7 +618,7 @@ function blockedNow(now, limit_s) {
   const waits = new Map(now.ranks.filter((each) => each.waits_for?.length).map((each) => [each.rank, each]));
   const found = new Map();
   for (const each of waits.values()) {
-    const chain = new Set(each.waits_for); // it grows while it is read
+    const chain = new Set(each.waits_for); // the loop below adds elements while it iterates over the set
     for (const rank of chain) for (const next of waits.get(rank)?.waits_for ?? []) chain.add(next);
     const causes = [...chain].filter((rank) => !waits.has(rank));
     for (const cause of causes.length ? causes : [null]) {
@@ -632,14 +632,14 @@ function blockedNow(now, limit_s) {
   return long.sort((one, other) => other.ranks.length - one.ranks.length || other.seconds - one.seconds)[0] ?? null;
 }
 
-/** Return whether a rank has ended a step in the last seconds, by the samples. */
+/** Return whether a rank has ended a step in the last seconds, according to the samples. */
 function progresses(job) {
   const steps = (sample) => Math.max(0, ...sample.ranks.filter(Boolean).map(([, step]) => step ?? 0));
   const recent = job.samples.slice(-4);
   return recent.length > 1 && steps(recent[recent.length - 1]) > steps(recent[0]);
 }
 
-/** Return whether the job has ended by itself with an error, and not because a user or a scheduler stopped it. */
+/** Return whether the job has ended with an error, and not because a user or a scheduler stopped it. */
 const hasFailed = (ended) => ended.exit_code !== 0 && !reason(ended).startsWith("interrupted by SIG");
 
 /** Return {tone, text, rank}: one sentence about what the job does now. `tone`: good, wait, bad or done. */

@@ -1,11 +1,11 @@
 "use strict";
-/* The page of a job: it shows a `Job` (model.js), either live from the launcher or from the events in the document.
+/* Show a `Job` (model.js), with events that come from the launcher or, in a report, from the document.
 
-   1. Nothing of an event is read as HTML or as a style: texts go through `textContent`, numbers through attributes of
-      SVG elements that this file makes. (`test_hostile_events_are_shown_as_text`.)
+   1. The browser never interprets a part of an event as HTML or as a style. This file sets text only through
+      `textContent`, and numbers only as attributes of SVG elements. (`test_hostile_events_are_shown_as_text`.)
 
-   2. The page is drawn at most twice a second, and not while it is hidden. A row or a button that stays is changed
-      rather than replaced, so that the keyboard's focus stays too. */
+   2. The page is drawn at most twice a second, and not while it is hidden. Rows and buttons that stay are changed and
+      not replaced, so that they keep the keyboard focus. */
 
 const DRAW_MS = 500, LANE_S = 600, MOST_ROWS = 200, MANY_ROWS = 12;
 const SVG = "http://www.w3.org/2000/svg";
@@ -13,7 +13,7 @@ const STATES = {
   computing: "computing", reducing: "reducing", waiting: "waiting", data: "loading data", checkpoint: "checkpoint",
   compiling: "compiling", joining: "starting", late: "keeps others waiting", failed: "failed", unknown: "unknown",
 };
-const KINDS = { // of the filter
+const KINDS = { // the kinds of events that the user can filter
   Failures: ["worker_failed", "failure_seen", "step_undone", "host_lost", "hosts_disconnected"],
   Changes: [
     "resize_requested", "resize_rejected", "version_prepared", "version_committed", "resized", "worker_joined",
@@ -27,7 +27,7 @@ const KINDS = { // of the filter
 const KIND_OF = new Map(Object.entries(KINDS).flatMap(([kind, names]) => names.map((name) => [name, kind])));
 
 const byId = (id) => document.getElementById(id);
-const dark = new Map(); // places whose text was set, so that only changes touch the document
+const dark = new Map(); // element -> the content that was set last, so that only changes touch the document
 
 // ---- elements ----
 
@@ -52,7 +52,7 @@ function draw(name, attributes, content) {
 
 // ---- words ----
 
-/** Return a time of the run as 0:05, 12:34 or 1:02:03. */
+/** Return a duration as 0:05, 12:34 or 1:02:03. */
 function clock(seconds) {
   const total = Math.max(0, Math.floor(seconds)), pad = (value) => String(value).padStart(2, "0");
   const [hours, minutes] = [Math.floor(total / 3600), Math.floor(total / 60) % 60];
@@ -100,7 +100,7 @@ class View {
     this.isLive = isLive;
     this.token = null;
     this.connected = !isLive;
-    this.hasHeard = !isLive; // whether the launcher has sent a message; until then nothing is known about the job
+    this.hasHeard = !isLive; // whether the launcher has sent a message
     this.lostAt = null;
     this.span = 0;
     this.kinds = new Set(Object.keys(KINDS));
@@ -135,7 +135,7 @@ class View {
     byId("more").addEventListener("click", () => { this.rows += MOST_ROWS; this.drawEvents(); });
   }
 
-  /** Draw soon, unless that is under way. */
+  /** Draw soon, unless a drawing is already scheduled. */
   changed() {
     if (this.timer !== null || document.hidden) return;
     const wait = Math.max(0, this.drawnAt + DRAW_MS - performance.now());
@@ -186,7 +186,7 @@ class View {
 
   mayAct() { return this.isLive && this.token !== null && this.job.account.ended === null; }
 
-  /** Return a second line: the newest failure or change, if the job runs. */
+  /** Return a second line: while the job runs, its newest failure or change. */
   detail() {
     const { account, now } = this.job;
     if (account.ended) return "";
@@ -227,7 +227,7 @@ class View {
     });
   }
 
-  /** Return how far training is; the time that is left, if it runs. */
+  /** Return the progress of training and, while training runs, the remaining time. */
   progress(pace) {
     const { account, total } = this.job;
     if (!total) return account.samples ? `${grouped(account.samples)} samples` : "";
@@ -237,7 +237,7 @@ class View {
 
   // ---- ranks ----
 
-  /** Return a row of the table for each rank, from the newest activity, else from the events. */
+  /** Return a row of the table for each rank, from the newest activity or, if there is none, from the events. */
   rankRows() {
     const { now, account, workers, rankPoints } = this.job;
     const shares = rankPoints[rankPoints.length - 1];
@@ -313,7 +313,7 @@ class View {
   fillRank(row, each) {
     const [scope, host, pid, state, step, time, shares, memory, act] = row.children;
     row.className = each.isLate && this.situation.tone === "bad" ? "late" : each.isMember ? "" : "over";
-    // The dialog is about the worker of the row that was clicked, although ranks may shift meanwhile.
+    // The dialog evicts the worker of the clicked row, even if ranks shift in the meantime.
     for (const name of ["rank", "peer", "host", "pid"]) row.dataset[name] = each[name] ?? "";
     text(scope, each.rank ?? "–");
     text(state.children[1], [each.host, each.pid && `pid ${each.pid}`, each.memory && bytes(each.memory), each.step && `step ${grouped(each.step)}`].filter(Boolean).join(" · "));
@@ -472,7 +472,7 @@ class View {
   }
 }
 
-/** Show `items` in a list: `words` returns the class, the time, the heading and the text of one. */
+/** Show `items` in a list. `words(item)` returns the item's class, time, heading and text. */
 function fill(list, items, words, ifEmpty) {
   const rows = items.map(words), key = JSON.stringify(rows);
   if (list.dataset.count === String(rows.length) && dark.get(list) === key) return;
@@ -572,7 +572,7 @@ class Chart {
     this.origin = job.first;
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
     if (!this.points.length) {
-      // The reason in `kind.empty` is known only once there are statistics.
+      // Whether `kind.empty` is the reason is known only when there are statistics.
       const empty = job.points.length || kind.id === "workers" ? kind.empty : "No step has ended yet.";
       this.svg.replaceChildren(draw("text", { x: this.width / 2, y: HEIGHT / 2, "text-anchor": "middle" }, empty));
       text(this.readout, "");
@@ -657,7 +657,7 @@ class Chart {
   }
 }
 
-/** Return the points of a period, at most `most`: the mean of each part of the period; all if they are steps. */
+/** Return at most `most` points of a period, each the mean of a part of the period. If `isStep`, return all changes. */
 function within(points, from, to, isStep, most) {
   let start = 0;
   while (start < points.length && points[start][0] < from) start += 1;
@@ -675,7 +675,7 @@ function within(points, from, to, isStep, most) {
   return [...parts.values()].filter(([, , weight]) => weight).map(([time, value, weight]) => [time, value / weight, weight]);
 }
 
-/** Return three or four round values. */
+/** Return three or four round values for the axis. */
 function nice(low, high, isWhole) {
   const rough = (high - low) / 3, scale = 10 ** Math.floor(Math.log10(rough || 1));
   let step = [1, 2, 2.5, 5, 10].map((each) => each * scale).find((each) => each >= rough) || 1;
@@ -739,7 +739,7 @@ class Lanes {
       add("late", stall.from, end, stall.rank, 0, 1);
     }
     const grounds = [], sizes = job.sizes;
-    sizes.forEach((each, place) => { // each rank's lane lasts as long as the rank
+    sizes.forEach((each, place) => { // a rank has a lane only while the cluster contains the rank
       const begin = Math.max(from, each.time), end = sizes[place + 1]?.time ?? to;
       if (end <= from) return;
       for (let rank = 0; rank < each.workers; rank += 1) grounds.push(`M${x(begin).toFixed(1)} ${rank * row + (row - bar) / 2}H${x(end).toFixed(1)}v${bar}H${x(begin).toFixed(1)}z`);
@@ -768,13 +768,13 @@ function crossed() {
   return svg;
 }
 
-/** Draw the samples: in each column of pixels, the state that most samples have. */
+/** Draw, in each column of pixels, the state that most samples in this column have. */
 function samplesInto(job, from, to, width, size, add) {
   const column = Math.max((to - from) / (size > 16 ? 240 : width / 2), 1), names = Object.keys(STATES);
   const samples = job.samples.filter((each) => each.time >= from), votes = new Uint16Array(names.length);
   const places = samples.map((each) => Math.floor((each.time - from) / column));
   for (let rank = 0; rank < size; rank += 1) {
-    let state = null, begin = 0, end = 0; // of the states that are the same in successive columns
+    let state = null, begin = 0, end = 0; // a state, and the time for which successive columns have this state
     for (let number = 0; number < samples.length;) {
       const place = places[number];
       let isKnown = false;
@@ -798,7 +798,7 @@ function samplesInto(job, from, to, width, size, add) {
   }
 }
 
-/** Draw the shares of time that the ranks reported. */
+/** Draw the fractions of time that the ranks have reported for each activity. */
 function sharesInto(job, from, size, most, add) {
   let points = job.rankPoints.filter((each) => each.time > from);
   while (points.length > most) points = halved(points, joinedRanks).length < points.length ? pairs(points) : points.slice(-most);
@@ -837,7 +837,7 @@ function spokenLanes(job, size) {
   return `A row for each rank. ${[...found, ...stalls].join("; ")}.`;
 }
 
-// ---- from where the events come ----
+// ---- the source of the events ----
 
 function takeToken() {
   const found = new URLSearchParams(location.hash.slice(1)).get("token");
@@ -854,7 +854,7 @@ function follow(view) {
   const heard = () => { view.connected = view.hasHeard = true; view.lostAt = null; };
   source.addEventListener("hello", (message) => {
     const hello = JSON.parse(message.data);
-    if (!hello.resumes) { // the events come from the beginning: the page is new, or the server no longer has the rest
+    if (!hello.resumes) { // the server sends all events again, because it can't continue from the last event
       view.job = new Job(true);
       seen = -1;
     }

@@ -88,7 +88,7 @@ class DashboardServer:
     """Serve the page of a job. Call all methods in the event loop in which `start` is called.
 
     `names`: the DNS names of this machine, which requests may use if the server isn't on loopback. `first_event`: one
-    less than the number of the first event. It must be greater than all numbers of an earlier server on this port.
+    less than the number of the first event, and greater than all event numbers of an earlier server on this port.
     """
 
     job: Job
@@ -204,7 +204,7 @@ class _Face(Connections):
                 server.is_bound.set()
                 self._loop.run_until_complete(self._serve(listener))
         except Exception as error:
-            number = getattr(error, "errno", None) or 0  # an OSError without a number has None
+            number = getattr(error, "errno", None) or 0  # `errno` may be None
             _log.warning(
                 'dashboard failed: address=%s:%d error="%s". The job goes on without it',
                 server.host, server.port, os.strerror(number) if number > 0 else error,
@@ -309,7 +309,7 @@ class _Face(Connections):
         command = read_command(request.path[1:], request.content_type, body)
         assert isinstance(request.protocol, Connection)
         request.protocol.may_wait(_COMMAND_S)
-        # Log the command first, because the job may run it although the client disconnects before the answer.
+        # Log the command first, because the job may run the command even if the client disconnects before the answer.
         _log.info(
             "dashboard command: command=%s from=%s request=%s",
             request.path[1:], request.remote, encode(command).decode(),

@@ -67,7 +67,7 @@ class JobAccount:
             self.failed.append(_Failure(event))
         elif isinstance(event, e.FailureSeen):
             newest = next((each for each in reversed(self.failed) if each.event.rank == event.rank), None)
-            if newest is not None:  # earlier failures of this rank were those of other workers
+            if newest is not None:  # earlier failures of this rank concern other workers
                 newest.seen = newest.seen or event
         elif isinstance(event, e.StallEnded):
             self.stalls += 1

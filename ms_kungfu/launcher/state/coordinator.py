@@ -34,7 +34,7 @@ class Coordinator:
         self.vacant: list[int] = []  # slots that need a new worker
         self.pausing: list[int] = []  # slots that get a new worker after the present pause
         self._filled: dict[int, list[float]] = {}  # slot -> times at which a replacement worker got the slot
-        self._late: dict[int, int] = {}  # slot -> how many of its joining workers in a row missed the join timeout
+        self._late: dict[int, int] = {}  # slot -> how many successive joining workers missed the join timeout
         self._state = Situation(recover=options.recover, min_size=options.min_size, max_restarts=options.max_restarts)
 
     def decide(self, event: WorkerExited | WorkerWorksOn, count: Headcount) -> Verdict:
@@ -73,7 +73,7 @@ class Coordinator:
         reason = f"{exited.who} {error or policy.how_it_ended(code)}"
         failure = Failure(reason, policy.exit_code_of(code), bool(error), exited.key)
         self._state.first_failure = self._state.first_failure or failure
-        # `error` is set if a worker was killed or couldn't be started. In both cases its program didn't fail.
+        # `error` is set if the worker was killed or couldn't be started. In both cases, its program didn't fail.
         if error or not policy.fails_by_itself(code) or self._state.program_failure is not None:
             return False
         named = f", see {logs}" if logs else ""
@@ -97,14 +97,14 @@ class Coordinator:
         return len(recent)
 
     def count_late(self, slot: int, is_late: bool) -> int:
-        """Record that a process in this slot has exited, and count the processes in a row that weren't ready to join.
+        """Record that a process in this slot has exited, and count successive processes that weren't ready to join.
 
         Args:
             slot: the slot of the exited process.
             is_late: whether the exited process wasn't ready to join in time.
 
-        Returns: How many processes in a row in this slot weren't ready in time, including the exited process. 0 if the
-            exited process was ready in time.
+        Returns: How many successive processes in this slot weren't ready in time, including the exited process. 0 if
+            the exited process was ready in time.
         """
         self._late[slot] = self._late.get(slot, 0) + 1 if is_late else 0
         return self._late[slot]

@@ -3,9 +3,9 @@
 This module uses no clock and no I/O.
 
 A separate thread in each worker counts heartbeats. A worker that has counted no heartbeat yet is importing or
-compiling. Such a worker counts as hung only while it is stopped (SIGSTOP). A worker whose heartbeat thread waits for a
-core doesn't hang, because the thread continues as soon as it gets a core. The states of the worker's other threads
-don't matter: computing threads wait by spinning, so they are runnable even in a worker that hangs.
+compiling, and counts as hung only while it is stopped (SIGSTOP). A worker whose heartbeat thread waits for a core
+doesn't hang, because the thread continues as soon as it gets a core. The states of the worker's other threads don't
+matter: computing threads wait by spinning, so they are runnable even in a worker that hangs.
 """
 
 from __future__ import annotations

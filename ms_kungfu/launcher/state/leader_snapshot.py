@@ -59,7 +59,7 @@ class LeaderSnapshot(Struct, frozen=True):
             decision.
         failures: the value of `Coordinator.failures`.
         told: the job's past, which only `kungfu-run status` needs.
-        alive: the hosts, of `before` and `head`, that were alive when a controller gave up the lease.
+        alive: the hosts among `before` and `head` that were alive when a controller gave up the lease.
     """
 
     job: str
@@ -104,8 +104,7 @@ class LeaderSnapshot(Struct, frozen=True):
     def taken_by(self, host: str) -> LeaderSnapshot:
         """Return the snapshot that a controller on `host` writes when it acquires the lease.
 
-        A second call changes nothing more. This matters if the controller repeats a write whose result it doesn't
-        know.
+        A second call changes nothing, so the controller may repeat a write whose result is unknown.
         """
         heads = dict.fromkeys((*self.before, self.head))
         before, alive = (tuple(head for head in each if head != host) for each in (heads, self.alive))
@@ -195,7 +194,7 @@ class Term(Struct):
 
 
 class Pauses:
-    """Notice that this host was paused for so long that a lease which it holds may have expired."""
+    """Detect whether this host was paused for so long that its lease may have expired."""
 
     def __init__(self, lease_s: float) -> None:
         self._lease_s = lease_s
@@ -203,7 +202,7 @@ class Pauses:
         self._stood_still = -lease_s  # when the host was last paused
 
     def runs(self, now: float) -> bool:
-        """Note that the host runs, at least every quarter of a lease. Return whether it was paused until now."""
+        """Return whether the host was paused until now. Call this at least every quarter of a lease."""
         is_late = self._is_late(now)
         if is_late:
             self._stood_still = now

@@ -13,7 +13,7 @@ from ms_kungfu._words import counted
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.launcher.wire.documents import Failure
 
-MOST_LATE = 2  # after this many late joining workers in a row, a slot gets no other worker
+MOST_LATE = 2  # after this many successive late joining workers, a slot gets no other worker
 EXIT_TIMEOUT = 124  # the same code as timeout(1)
 CANT_RUN = 126  # the code of a process that could not be started, as in a shell
 FORGOTTEN = "Did you forget KungFuElasticCallback (in a loop: ElasticTraining)?"
@@ -46,7 +46,7 @@ class WorkerExited(Struct, frozen=True):
         error: why the launcher killed the worker or couldn't start it.
         logs: the names of the worker's log files; "" without -logdir.
         restarts: how many replacement workers the worker's slot got recently.
-        late: how many joining workers in a row weren't ready in time in this slot, including this worker.
+        late: how many successive joining workers in this slot weren't ready in time, including this worker.
         has_ended: whether the worker's program had ended before the worker exited.
         key: the key of the worker's process.
     """
@@ -193,7 +193,7 @@ def after_end(reason: str, state: Situation) -> Verdict | None:
     if state.members or state.leaving:
         return None
     if state.first_failure is not None and not state.finished:
-        # This also applies if the last worker was leaving: the others failed before they could go on without it.
+        # This also applies if the last worker was leaving: the others failed before they could continue without it.
         first = _cause(state.first_failure, state.program_failure)
         reason = f"no worker is left; the first failure: {first.reason}"
         return Verdict(Action.FAIL, reason, first.exit_code, failed=first.key)
@@ -206,12 +206,12 @@ def after_end(reason: str, state: Situation) -> Verdict | None:
 
 
 def _cause(first: Failure, of_program: Failure | None) -> Failure:
-    """Return the failure to report as the cause. A program's failure takes precedence over one of the launcher."""
+    """Return the failure to report as the cause. A failure that a program caused takes precedence."""
     return of_program if first.is_of_launcher and of_program is not None else first
 
 
 def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Verdict:
-    # If one member finishes early, the others wait for it in an operation that can't end. They fail for that reason.
+    # If one member finishes early, the other members fail, because they wait for it in an operation that can't end.
     before = f"; {state.first_to_finish} was the first to end, with code 0" if state.first_to_finish else ""
     if state.recover is Recover.FAIL:
         return Verdict(Action.FAIL, failure.reason + before, failure.exit_code, failed=failure.key)
@@ -222,8 +222,8 @@ def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Ver
     by_sigterm = exit_code_of(event.code) == 128 + signal.SIGTERM
     terminated = state.terminated if by_sigterm else 0
     if state.members == terminated:
-        # If all workers get the signal at once, some have permission to leave. Without this check, the last of them
-        # would continue to train alone.
+        # If all workers get a SIGTERM at once, some get permission to leave. Without this check, the last worker would
+        # continue to train alone.
         if first != failure:
             before = f"; no worker is left; the first failure: {first.reason}{before}"
         elif by_sigterm:

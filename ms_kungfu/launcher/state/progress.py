@@ -57,7 +57,7 @@ def change_of(change: Mapping[str, Any]) -> str:
 
 
 def stall_of(stall: Mapping[str, Any]) -> str:
-    """Return which ranks wait for which rank, and for how long they have waited."""
+    """Return which ranks wait for which rank, and how long they have waited."""
     why = f" ({stall['why']})" if stall["why"] else ""
     waits = f"{told(stall['waiting'])} {'waits' if len(stall['waiting']) == 1 else 'wait'}"
     return f"{waits} for rank {stall['rank']}{why} for {stall['seconds']:.0f} s"

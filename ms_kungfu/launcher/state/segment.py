@@ -1,4 +1,4 @@
-"""Define what both controller and agents use for a cluster version's shared memory and for requests for it."""
+"""Define the types that the controller and the agents share to handle shared memory and workers' requests."""
 
 from __future__ import annotations
 

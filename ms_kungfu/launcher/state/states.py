@@ -41,8 +41,8 @@ class JobState(State):
 class WorkerState(State):
     STARTING = "starting"  # the agent hasn't reported the process yet
     RUNNING = "running"
-    STUCK = "stuck"  # other ranks have waited too long for it, and the launcher has asked for its stack
-    FAILING = "failing"  # it has reported that it can't continue, and is expected to exit
+    STUCK = "stuck"  # other ranks have waited too long for the worker, so the launcher has requested its stack
+    FAILING = "failing"  # the worker has reported that it can't continue, and is expected to exit
     OVERDUE = "overdue"  # removed from the cluster, and still running after -leave-grace
     DISMISSED = "dismissed"  # no longer needed: SIGTERM has been sent
     KILLED = "killed"  # SIGKILL has been sent
@@ -52,14 +52,14 @@ class WorkerState(State):
 
 class NodeState(State):
     ACTIVE = "active"
-    DRAINING = "draining"  # its agent got SIGTERM: its workers leave, and no new worker is placed there
-    REMOVED = "removed"  # it has failed or left
+    DRAINING = "draining"  # its agent got SIGTERM: its workers leave, and no new worker starts on the host
+    REMOVED = "removed"  # the host has failed or left
 
 
 class VersionState(State):
     DESIRED = "desired"  # in the cluster store: its new workers start
     PREPARED = "prepared"  # all its new workers are ready, and its members are notified
-    COMMITTED = "committed"  # a member has adopted it, and the other members follow
+    COMMITTED = "committed"  # a member has adopted the version, and the other members follow
     SUPERSEDED = "superseded"  # a newer version takes its place, so it is never committed
     REJECTED = "rejected"  # the job's hosts can't run it
 
@@ -74,8 +74,8 @@ _NEXT: dict[State, set[State]] = {
     _J.ENDING: set(),
     _W.STARTING: {_W.RUNNING, *_END_OF_WORKER},
     _W.RUNNING: {_W.STUCK, _W.FAILING, *_END_OF_WORKER},
-    _W.STUCK: {_W.RUNNING, _W.FAILING, *_END_OF_WORKER},  # when no rank waits for it any more
-    _W.FAILING: {_W.STUCK, *_END_OF_WORKER},  # STUCK: its exit takes so long that others would time out
+    _W.STUCK: {_W.RUNNING, _W.FAILING, *_END_OF_WORKER},  # RUNNING: no rank waits for the worker any more
+    _W.FAILING: {_W.STUCK, *_END_OF_WORKER},  # STUCK: the worker's exit takes so long that others would time out
     _W.OVERDUE: {_W.DISMISSED, _W.KILLED, _W.EXITED},
     _W.DISMISSED: {_W.EXITED},
     _W.KILLED: {_W.UNKILLABLE, _W.EXITED},

@@ -36,7 +36,7 @@ _LOOK_SHARE = 0.4  # the longest interval between a host's reports, as a fractio
 
 
 def stuck_sure_s(timeout_s: float) -> float:
-    """Return how long, in seconds, every check must find a rank stuck. `timeout_s`: the timeout of a collective."""
+    """Return the seconds during which every check must find a rank stuck. `timeout_s`: the timeout of a collective."""
     return min(_SURE_S, timeout_s / 8)
 
 
@@ -55,8 +55,8 @@ def stuck_among(alive: Collection[K], waits: Iterable[tuple[K, K, bool]]) -> dic
 
     Args:
         alive: the processes that the launcher hasn't declared dead.
-        waits: tuples of a sleeper, the process for which it waits, and whether the wait is overdue. Inter-host
-            transports may be in `waits`, but are never in `alive`.
+        waits: tuples (sleeping process, awaited process, whether the wait is overdue). Inter-host transports may be in
+            `waits`, but are never in `alive`.
     """
     sleepers: dict[K, list[K]] = {}  # awaited process -> the processes that wait for it
     asleep: set[K] = set()
@@ -119,7 +119,7 @@ class StuckWatch(Generic[K]):
 
 
 def stuck_reason(waiting: Sequence[int], variable: str, limit_s: float) -> str:
-    """Return the reason why the controller killed a worker for which the ranks in `waiting` wait.
+    """Return why the controller killed a worker that the ranks in `waiting` wait for.
 
     `variable`: the environment variable that sets the time limit `limit_s` of a wait.
     """

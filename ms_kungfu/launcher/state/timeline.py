@@ -9,7 +9,7 @@ The offset between two hosts' clocks is found from the collectives that are in t
    at least `b2 - e1` and at most `e2 - b1`. (`test_offset_of_hosts_is_within_its_error`)
 2. Each collective gives a lower and an upper bound of the offset at the time of the collective. At other times, these
    bounds are wider, because the clocks may have drifted apart at the rate `DRIFT`. The offset is the middle between
-   the highest lower bound and the lowest upper bound. Its error is half of their distance.
+   the highest lower bound and the lowest upper bound. The error is half of the distance between these two bounds.
    (`test_drifting_clocks_stay_within_the_error`)
 3. Two traces contain the same collective if cluster version, name and number are equal. Only collectives whose result
    needs every rank's data are used.

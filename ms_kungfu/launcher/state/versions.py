@@ -153,8 +153,8 @@ class ClusterVersions(Struct):
         if newest is not None and cluster.version <= newest.version:
             return
         if newest is not None:
-            # The writer of the new version may not know that a process has exited. So a peer that the newest version
-            # also lists means the exited process. Any other peer means a joining worker.
+            # The writer of the new version may not know that a process has exited. So a peer ID that the newest version
+            # also lists refers to the exited process. Any other peer ID refers to a joining worker.
             for peer in set(cluster.workers).intersection(self.ended_in(newest)).difference(self.joining):
                 self.ended[peer][-1] = range(self.ended[peer][-1].start, cluster.version + 1)
         for peer in cluster.workers:
@@ -201,27 +201,27 @@ class ClusterVersions(Struct):
         self._supersede()  # `_leads_to` depends on the committed version
         self._forget()
 
-    # The number of entries for removed peers and hosts depends only on what the known versions list. It doesn't grow
+    # The number of entries for removed peers and hosts depends only on what the known versions list, so it doesn't grow
     # while the job runs. `test_cluster_versions.py` compares the answers with those of an object that drops no entry.
     #
     # 1. A process is started for the newest version, which lists the process's peer. The process's incarnation is that
     #    version. So a peer that has a process has an entry in `excluded`, which `admit` has added.
     # 2. If no known version lists a peer, either an entry excludes the peer's processes, or the processes are newer
-    #    than the committed version. An entry excludes them if their version was superseded, or if a later version was
-    #    committed instead; in both cases the living workers that are dropped become excluded. The processes are newer
-    #    than the committed version if an earlier controller started them for versions that this controller doesn't
-    #    know.
-    # 3. So when the committed version is newer than all entries of such a peer, the entries aren't needed. A simple
-    #    rule gives the same answer: a process is out if its incarnation is at most the committed version. `is_out`
-    #    applies this rule to a peer without an entry. If a version lists the peer again, the peer's new entry begins
-    #    with the committed version. The new process is newer than that (1), so the entry doesn't exclude it.
+    #    than the committed version. An entry excludes the processes if their version was superseded, or if a later
+    #    version was committed instead. The processes are newer than the committed version if an earlier controller
+    #    started them for versions that this controller doesn't know.
+    # 3. So when the committed version is newer than all entries of a peer that no known version lists, the entries
+    #    aren't needed. A simple rule gives the same answer: a process is out if its incarnation is at most the
+    #    committed version. `is_out` applies this rule to a peer without an entry. If a version lists the peer again,
+    #    the peer's new entry begins with the committed version. The new process is newer than the committed version
+    #    (1), so the entry doesn't exclude the process.
     # 4. `belongs` and `meant_by` are called for known versions only. So of a peer's entries before the oldest known
     #    version, only the last one matters. An exit whose range ends before the oldest known version means the same as
     #    an exclusion by the last version of the range.
     # 5. Callers look up a lost host for a known version (`lost_host_of`), or by its name as one of the job's hosts
-    #    (`LeaderSnapshot`). A writer starts from the newest version (compare-and-swap), so it names only hosts that
-    #    occur in the newest version's workers, runners or slots. If no known version names a host, that host isn't in
-    #    the job: `Hosts.check` rejects workers on it, and its launcher isn't in the snapshot (`Agent._is_over_for`).
+    #    (`LeaderSnapshot`). A writer starts from the newest version (compare-and-swap), so the writer names only hosts
+    #    that occur in the newest version's workers, runners or slots. If no known version names a host, the host isn't
+    #    in the job: `Hosts.check` rejects workers on it, and the snapshot doesn't list it (`Succession._is_over_for`).
     # 6. The entry of a host that came back is needed while a known version refers to the lost host of the same
     #    name.
 
@@ -278,7 +278,7 @@ class ClusterVersions(Struct):
     def _is_member(self, peer: PeerID) -> bool:
         """Return whether `peer` is in the committed cluster and isn't known to have exited.
 
-        Such a worker has the training state or is about to get it.
+        If so, the worker has the training state or is about to get it.
         """
         current = self.current
         return current is not None and peer in current.workers and not self._has_ended(peer, current.version)
@@ -301,8 +301,8 @@ class ClusterVersions(Struct):
     def preparable(self) -> int | None:
         """Return the newest version whose members could adopt it at once, because all its joining workers are ready.
 
-        The result is the committed version if there is no newer such version, or None if no version is committed
-        either.
+        If there is no such version that is newer than the committed version, return the committed version. Return None
+        if no version is committed.
 
         A failed member doesn't delay a version. The new version then has a failed rank, like the present version. But
         a version is never committed if one of its joining workers has exited, or if no process in it would have the
@@ -324,8 +324,8 @@ class ClusterVersions(Struct):
         later, and all members get the same answer. If a member asks before the failure, that member commits the version
         for all members.
         """
-        # A host has a part of the memory of each version that it is in. If the host is lost, its part of the memory is
-        # lost, and the versions that refer to the host can't be committed.
+        # Each host of a version holds a part of the version's shared memory. If a host is lost, its part is lost, and
+        # the versions that refer to the host can't be committed.
         if self.lost_host_of(cluster) is not None:
             return False
         return self._keeps_the_state(cluster) and not any(
@@ -384,7 +384,7 @@ class ClusterVersions(Struct):
 
         Only a process in the cluster can commit the cluster, because that process is alive and has the training state.
         Suppose that all workers in an agreed version fail before one of them has requested the version. Then no worker
-        adopts it, and the workers that were about to leave stay.
+        adopts the version, and the workers that were about to leave stay.
         """
         current = self.current
         if current is None or request.version is None or request.version <= current.version:
@@ -424,7 +424,7 @@ class ClusterVersions(Struct):
             if desired is None or not self._may_come_true(desired):
                 return Stay()
             if self.would_commit(request) is None:
-                return Wait()  # until a staying member requests the version, which commits it
+                return Wait()  # until a staying member requests the version and thereby commits it
             self.commit_version(request.version)
             return self.answer(request)
         rank = current.rank_of(request.peer)

@@ -1,9 +1,9 @@
 """Encode messages as UTF-8 JSON; `msgspec` decodes JSON and validates it against the classes in `messages`.
 
-Every fault in another process's message raises `ProtocolError`. Three kinds of exceptions from `msgspec` are converted
-to `ProtocolError`. `msgspec` rejects NaN, infinities, integers of more than 64 bits, and unpaired surrogates. If an
-object contains a key twice, the last value counts. The nesting depth is checked before decoding, because deep nesting
-would crash the process if the program has increased Python's recursion limit.
+Every fault in another process's message raises `ProtocolError`. `msgspec` rejects NaN, infinities, integers of more
+than 64 bits, and unpaired surrogates. If an object contains a key twice, the last value counts. The nesting depth is
+checked before decoding, because deep nesting would crash the process if the program has increased Python's recursion
+limit.
 """
 
 from __future__ import annotations

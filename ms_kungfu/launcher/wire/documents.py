@@ -89,8 +89,8 @@ class Past(Document):
 class Versions(Document):
     """The cluster versions in which workers may be members.
 
-    `chosen`: the number of the committed version. `excluded`: for each peer ID, a list of versions. From each of
-    these versions on, a process that was started for this version or an earlier one isn't a member. `ended`: for each
+    `chosen`: the number of the committed version. `excluded`: for each peer ID, a list of versions. For each V in the
+    list, a process that was started for version V or earlier isn't a member in version V or later. `ended`: for each
     peer ID, pairs [first, end]. The process that had this peer ID in the versions from `first` to `end` - 1 has
     exited. `lost`: pairs [host, version]. The host that had this name in the versions up to `version` has failed. If
     `version` is null, the host has failed in all versions.
@@ -114,7 +114,7 @@ class LeaderSnapshotDocument(Document):
     the cluster that the job began with. `end`: the exit code and the last message, when the job has ended. `before`:
     the hosts of earlier controllers. `failures`: the first failure, and the first failure that the program caused.
     `alive`: the hosts of controllers that were alive when a controller gave up the lease. The next controller expects
-    them to register. It doesn't expect this of the other hosts in `before`.
+    these hosts to register, but not the other hosts in `before`.
     """
 
     job: Word

@@ -479,9 +479,9 @@ class Terms(Message):
 class Calls(Message):
     """A host tells a waiting controller what it is doing.
 
-    `hosts`: the value of the host's flag -H. `calls`: the host that it takes for the controller and tries to connect
-    to. `for_s`: for how many seconds it has tried. `waits`: true if the host is itself a head node that waits for other
-    hosts. `in_a_job`: true if the host already takes part in a job.
+    `hosts`: the value of the host's flag -H. `calls`: the host to which it tries to connect, because it expects the
+    controller there. `for_s`: how long it has tried, in seconds. `waits`: true if the host is itself a head node that
+    waits for other hosts. `in_a_job`: true if the host already takes part in a job.
     """
 
     hosts: Sentence
@@ -579,9 +579,9 @@ class Close(Message):
 class Lost(Message):
     """Rank `rank` of cluster version `version` has failed.
 
-    The host records the failure in the version's control block. If the rank ran on this host, it also records the
-    failure in the version's segment. `recover`: true if the other members continue without the rank. `reaped`: true if
-    the process has exited and has been reaped.
+    The host records the failure in the version's control block and, if the rank ran on this host, in the version's
+    segment. `recover`: true if the other members continue without the rank. `reaped`: true if the process has exited
+    and has been reaped.
     """
 
     version: Count
@@ -746,9 +746,9 @@ class Looked(Message):
     seconds that a step takes, and the seconds since the last step.
 
     `awaited`: for each version, a list of waits. A wait contains the rank that sleeps, the rank for which it waits, and
-    whether the wait is overdue. Rank -1 is the inter-host transport. `stopped`: the keys of processes that
-    a signal has stopped. `starved`: the keys of processes that get no core. `cores`: the cores that the job currently
-    has on the host. `taken`: the cores among them on which the user's other jobs run.
+    whether the wait will soon time out. Rank -1 is the inter-host transport. `stopped`: the keys of processes that a
+    signal has stopped. `starved`: the keys of processes that get no core. `cores`: the cores that the job currently has
+    on the host. `taken`: those of the `cores` on which the user's other jobs run.
     """
 
     now: float
