@@ -7,7 +7,7 @@ following sections describe `KungFuElasticCallback`.
 step depends. Its `cur_step_num` continues from the other workers' number. Callbacks that follow
 `KungFuElasticCallback` in the list also see the other workers' `cur_epoch_num`. A joining worker
 stops after the same step as the other workers. On a leaving worker, the callback calls
-`request_stop`, so ``Model.train`` returns after the present step. From then on
+`request_stop`, so ``Model.train`` returns after the current step. From then on
 ``ms_kungfu.detached()`` is true, so the program can skip its final work.
 
 *Steps in an epoch*: `batch_num` is the number of steps in the current epoch, as far as it is known.
@@ -17,10 +17,10 @@ epochs had different numbers of steps. In GRAPH mode, a joining worker compiles 
 for its first batch before it joins.
 
 *Data*: use an `ElasticDataset`. An ordinary dataset isn't partitioned again after a resize, and
-each worker keeps its initial share. An epoch then has the same number of steps on each worker,
-which is the number that the lowest rank had when training began. If a worker's share has fewer
-steps, the worker repeats the share. If it has more steps, the worker skips the rest. Sink mode is
-rejected, because it hides the steps from callbacks.
+each worker keeps its initial share. An epoch then has as many steps on each worker as it had on the
+lowest rank when training began. If a worker's share has fewer steps, the worker repeats the share.
+If the share has more steps, the worker skips the rest. Sink mode is rejected, because it hides the
+steps from callbacks.
 
 *Other callbacks* follow these rules, at any position in the list:
 

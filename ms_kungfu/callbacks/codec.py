@@ -1,6 +1,6 @@
 """Encode tensors, arrays and plain values as JSON, and decode them.
 
-The decoded values equal the originals exactly. The data contains no code that is run when it is decoded.
+The decoded values equal the originals exactly. Decoding runs no code from the data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compile the training step, before the cluster changes, for the batch shapes that are needed after the change.
+"""Before the cluster changes, compile the training step for the batch shapes that are needed after the change.
 
 In GRAPH mode, MindSpore compiles the step for each batch shape. Without shards, the number of samples that a worker
 trains per step changes with the cluster's size. All workers would then wait for the compilation. So a worker compiles
@@ -8,9 +8,10 @@ the step for these numbers of samples, after its first step or before it joins:
   only moves the time from the cluster changes to the start.
 - Its numbers of samples after another worker has failed, including those in the last steps of an epoch. The process
   compiles for failures as long as these compilations together take less than ``KUNGFU_COMPILE_AHEAD`` seconds. For a
-  large network they take longer, which isn't worthwhile, because possibly no worker ever fails.
+  large network they take longer, and perhaps no worker ever fails.
 
-Each worker decides on its own. If a shape hasn't been compiled before a change, the worker compiles it at the change.
+Each worker chooses its shapes independently. If a shape hasn't been compiled before a change, the worker compiles for
+it at the change.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class CompileAhead:
-    """Compile the step for later batch shapes, once for each call of the training loop on this worker.
+    """Compile the step for later batch shapes, once per `KungFuElasticCallback`.
 
     Args:
         schedule: the schedule of cluster sizes.
@@ -40,7 +41,7 @@ class CompileAhead:
     """
 
     spent = 0.0
-    """How many seconds this process has compiled for failures, over all of its networks."""
+    """How many seconds this process has spent compiling for failures, over all of its networks."""
 
     def __init__(self, schedule: Schedule | None, wait: bool) -> None:
         self._schedule, self._wait = entries(schedule), wait
@@ -64,14 +65,14 @@ class CompileAhead:
     def compile(self, network: Any, dataset: Any, columns: Sequence[Any], seconds: float, step: int = 0) -> None:
         """Compile `network` for the shapes that may be needed after `step`. Only the first call has an effect.
 
-        Each worker calls this on its own.
+        This method isn't collective.
 
         Args:
             network: the training network.
             dataset: the training dataset.
-            columns: the columns of a full batch at the present cluster size.
+            columns: the columns of a full batch at the current cluster size.
             seconds: how long the compilation for one shape takes, as far as it is known.
-            step: the number of steps that have been trained.
+            step: the number of completed steps.
         """
         if self._is_done or not compiled.graph_mode():
             return
@@ -106,7 +107,7 @@ class CompileAhead:
 
 
 def _new(shares: Iterable[int], known: set[int]) -> list[int]:
-    """Return the numbers in `shares` that aren't in `known`, each once, and add them to `known`."""
+    """Return the numbers in `shares` that aren't in `known`, without duplicates, and add them to `known`."""
     found = [rows for rows in dict.fromkeys(shares) if rows not in known]
     known.update(found)
     return found

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class KungFuElasticCallback(Callback):
-    """Resize the cluster during ``Model.train``, by a schedule or by the config server's cluster.
+    """Resize the cluster during ``Model.train``, by a schedule or on request.
 
     The docstring of `ms_kungfu.callbacks` describes joining and leaving workers, other callbacks
     and evaluation. Use an `ElasticDataset` as the training dataset. Sink mode is rejected.
@@ -99,7 +99,7 @@ class KungFuElasticCallback(Callback):
         self._epochs_before = self._last_step = self._steps = 0
         self._epoch_ended = False  # whether an epoch has ended since MindSpore's loop last checked whether to stop
         self._others: Others | None = None
-        self._bound: list[ExitStack] = []  # each restores the methods of a model that runs with this callback
+        self._bound: list[ExitStack] = []  # each stack restores the methods of a model that runs with this callback
         self._sharded: ShardedTraining | None = None
         self._compile_ahead = CompileAhead(self._options.as_run().schedule, wait)
         self._outputs = EpochOutputs()
@@ -311,8 +311,8 @@ class KungFuElasticCallback(Callback):
         params.cur_epoch_num += training.epoch - epoch
         self._epochs_before += training.epoch - epoch
         _tell_steps_of_epoch(params, self._steps)
-        # With an ordinary dataset, a joining worker doesn't know at which step the other workers' epoch ends. So it
-        # stops after the step with the number `_last_step`.
+        # With an ordinary dataset, a joining worker doesn't know at which step the other workers' epoch ends. So the
+        # worker stops after step `_last_step`.
         if training.should_stop or (not _trains_elastic_data(run_context) and training.step >= self._last_step):
             RunContext.request_stop(run_context)
 
@@ -485,8 +485,8 @@ class _AgreedSteps:
 def compile_step(network: Any, dataset: Any, ahead: CompileAhead | None = None) -> None:
     """Compile `network` for the first batch of `dataset`, without running it.
 
-    If `ahead` is given, also compile the shapes that it selects. In PyNative mode the function does nothing, because
-    there is no graph of the whole step.
+    If `ahead` is given, also compile for the shapes that `ahead` selects. In PyNative mode the function does nothing,
+    because there is no graph of the whole step.
     """
     if ms.get_context("mode") != ms.GRAPH_MODE:
         return
@@ -518,7 +518,7 @@ def _sink_mode_asked_for() -> bool:
     """Return whether ``Model.train`` was called with sink mode on.
 
     On CPU, MindSpore ignores sink mode and reports to callbacks that it is off. A program with sink mode
-    should fail on CPU already, and not only when it runs on a device.
+    should fail on CPU, too, and not only on a device.
     """
     for frame, _ in walk_stack(sys._getframe()):
         if frame.f_code.co_name == "_train" and frame.f_globals.get("__name__", "").startswith("mindspore."):

@@ -238,7 +238,7 @@ class Evaluation:
 
 
 def gather(row: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return the `row` of each living worker by rank, the same on all workers. All workers must call this."""
+    """Return a dict from each living rank to its `row`. The dict is the same on all workers (collective)."""
     return gather_json(row, "kungfu/callbacks")
 
 

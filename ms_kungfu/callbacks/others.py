@@ -1,11 +1,11 @@
-"""Decide on which workers the callbacks next to a `KungFuElasticCallback` run, and transfer their state.
+"""Select the workers that run callbacks other than `KungFuElasticCallback`, and transfer these callbacks' state.
 
 The rules are as follows. docs/elastic-training.md shows them as a table.
 
 - Only the lowest living rank writes the files of MindSpore's own callbacks (:data:`WRITERS`). If that rank fails or
   leaves, the next rank continues from the same state.
-- A file of an earlier run is loaded before the state transfer, which sends the content to all workers. Perhaps only one
-  worker has the file.
+- A file of an earlier run is loaded before the state transfer, which sends the content to all workers, because perhaps
+  only one worker has the file.
 - All other callbacks run on every worker. `EarlyStopping` and `ReduceLROnPlateau` make a decision at the end of an
   epoch. They get the same numbers on each worker (`ms_kungfu.callbacks.evaluation`,
   `ms_kungfu.callbacks.epoch_outputs`).
@@ -87,7 +87,7 @@ class Others:
         self._are_alike = writes is None
         self._callbacks: dict[str, Any] = {}
         self._all = list(callbacks)
-        self._programs: list[Any] = []  # the program's callbacks, and MindSpore callbacks that only call its functions
+        self._programs: list[Any] = []  # the program's callbacks, including functions in a `LambdaCallback`
         for callback in self._all:
             if not is_mindspores(callback) and not type(callback).__module__.startswith("ms_kungfu."):
                 self._programs.append(callback)
@@ -100,7 +100,7 @@ class Others:
         self._traces = {key: _trace(c) for key, c in self._callbacks.items() if not is_carried(c)}
         self._warned = False
         self.has_stepped = True
-        """Whether this worker has run a step of the present epoch."""
+        """Whether this worker has run a step of the current epoch."""
         self._new: set[str] = set()  # keys of the callbacks that have never been used before
         for key, callback in self._callbacks.items():
             if is_carried(callback) and not _has_state_dict(callback) and _AT_FIRST not in vars(callback):
@@ -136,7 +136,7 @@ class Others:
                     if not asynchronous and self._are_alike:
                         wrappers["on_train_end"] = files.write_last
                 if isinstance(callback, _LOADERS):
-                    wrappers["on_train_begin"] = _nowhere  # `load_files` has called it
+                    wrappers["on_train_begin"] = _nowhere  # `load_files` has already called `on_train_begin`
                 for hook, how in wrappers.items():
                     self._replace(callback, hook, how)
             elif is_mindspores(callback):
@@ -321,7 +321,7 @@ class _Files:
         return save_or_note
 
     def write_last(self, callback: Any, save: Hook) -> Hook:
-        """Return the replacement for `on_train_end`, which writes the last file and which all workers must call.
+        """Return a replacement for `on_train_end`, which writes the last file (collective).
 
         If the writer fails meanwhile, the next worker writes the file again.
         """
@@ -334,7 +334,7 @@ class _Files:
                 told = gather({"ended": self._ended, "at_end": at_end}).values()
                 if any(row["at_end"] for row in told):
                     return
-                # Write the files again that a failed writer has begun but not finished.
+                # Rewrite the files that a failed writer has begun but not finished.
                 callback._last_triggered_step = min(callback._last_triggered_step, max(row["ended"] for row in told))
                 if self._writes():
                     with runtime.keep_waiting():
@@ -389,14 +389,14 @@ def _restore(callback: Any, captured: Any) -> None:
     for name, packed in {**given, **captured.get("learnt", {})}.items():
         value, present = unpack(packed), vars(callback).get(name)
         if isinstance(present, dict) and isinstance(value, dict):
-            present.clear()  # changed in place, because it may be an object of a subclass
+            present.clear()  # changed in place, because the attribute may be an instance of a dict subclass
             present.update(value)
         else:
             vars(callback)[name] = value
 
 
 def _trace(callback: Any) -> dict[str, Any]:
-    """Return a short value for each data attribute, which differs if the attribute has changed.
+    """Return a dict from each data attribute's name to a short value, which changes with the attribute.
 
     Large attributes aren't read completely, so some changes aren't detected.
     """

@@ -129,7 +129,7 @@ def _parts_of(train_cell: Any) -> list[Any]:
 
 
 class ShardedTraining:
-    """Make each call of `train_cell` train a whole sharded step, between the calls of `begin` and `end`.
+    """Between `begin` and `end`, make each call of `train_cell` run a whole sharded step.
 
     The cell's own reducer isn't used. The update receives the mean of the shards' gradients, or their sum if the
     reducer sums (``gradients_mean=False``).

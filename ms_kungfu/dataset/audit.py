@@ -16,8 +16,8 @@ The audit checks these conditions:
 - Each worker received the share that follows from the batch and the members.
 - If a step is partitioned into shards (format 3), its whole batch is trained even if workers failed in the step. Each
   worker trained at least its assigned shards. Each shard of a failed worker was trained by exactly one other worker.
-  If a participant failed before it wrote a record, the audit assumes that it trained its assigned shards, except those
-  that another worker recorded.
+  If a participant failed before it wrote a record, the audit assumes that the participant trained its assigned shards,
+  except those that another worker recorded.
 - The lines of a file are consecutive: each line continues the ``crc`` of the line before, and steps and ends of epochs
   have consecutive numbers. Only the last line may be incomplete.
 - A worker that takes part in a step of a cluster version also takes part in all earlier steps of that version, and has
@@ -66,7 +66,7 @@ _Steps = dict[int, dict[_Place, list[Record]]]  # records by dataset and place
 
 
 def audit(files: dict[str, list[Record]], problems: Iterable[str] = (), notes: Iterable[str] = ()) -> Report:
-    """Check the records in `files`: for each file name, the records in the order in which a worker wrote them."""
+    """Audit the records. `files` maps each file's name to its records, in the order in which a worker wrote them."""
     report = Report(len(set(map(worker_of, files))), 0, [], list(problems), list(notes))
     for records in files.values():
         _follow_one_another(records, report)
@@ -161,7 +161,7 @@ def _attend(data: int, found: dict[_Place, list[Record]], agreed: dict[_Place, C
             }
             until = f"rank {rank}, which takes part until {name_of(data, *where[-1])}"
             begins = agreed[where[-1]].first
-            last = where[-1] if begins is None else (where[-1][0], begins)  # all steps of an update commit at once
+            last = where[-1] if begins is None else (where[-1][0], begins)  # an update's steps are committed together
             for kind, lacking in (
                 ("no record of", [place for place in where if place < last and place not in recorded]),
                 ("without", [place for place in places if place < where[-1] and place not in where]),
@@ -239,7 +239,7 @@ def _end(name: str, records: list[Record], steps: int, report: Report) -> End | 
 
 
 def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
-    """Return the record of a step on which its participants agree, and report workers that contradict it."""
+    """Return the claim on which a step's participants agree, and report workers that contradict it."""
     claims = Counter(record.claim for record in records if isinstance(record.claim, Claim))
     # Find the claim on which all participants with a record of the step agree.
     stands = [c for c in claims if all(r.claim == c for r in records if r.rank in c.participants)]
@@ -288,7 +288,7 @@ _Trained = tuple[list[Range], int]
 
 
 def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report) -> _Trained:
-    """Return what the participants of a step trained in the step."""
+    """Return what a step's participants trained."""
     step = Step(0, claim.batch, claim.members, claim.ranks)
     if claim.shards is None:
         own, back = step.outcome(claim.participants)
@@ -350,7 +350,7 @@ def _cover(
     end: End | None,
     report: Report,
 ) -> Epoch:
-    """Return what the participants of all steps of an epoch trained in total."""
+    """Return what all participants together trained in an epoch."""
     first = next(iter(steps.values()))
     total, last_step = first.total, max(steps)
     missing_steps = sorted(set(range(last_step + 1)) - set(steps))

@@ -241,6 +241,6 @@ class ShardBatches(Batches):
             self._batches_by_shard[shard], _ = _next(batches, len(where), self._source.keeps_rows)
             self._looked_at[shard] = sharding.ranges(where)
         missing = membership.current().core.missing_shards
-        if shard in self._looked_at and shard in missing():  # this worker trains the shard now or later
+        if shard in self._looked_at and shard in missing():  # this worker has to compute the shard for the step
             self._dataset._recording.deliver(self._looked_at.pop(shard))
         return self._batches_by_shard[shard]

@@ -1,7 +1,7 @@
-"""The numeric environment: the settings, besides the program, on which the bits of training with shards depend.
+"""The numeric environment: the settings, besides the program, on which the exact results with shards depend.
 
-Each checkpoint and the header of each ledger file contain the numeric environment. Workers compare it when a worker
-joins. If a job resumes from a checkpoint or a program is replayed, each value that differs is reported.
+Each checkpoint and the header of each ledger file contain the numeric environment. Workers compare their environments
+when a worker joins. If a job resumes from a checkpoint or a program is replayed, each value that differs is reported.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ import numpy as np
 
 CHECKS = ("some", "all", "none")
 READS = 4
-"""How often to read each sample in `chosen`. A source that changes 1% of its reads looks stable once in 10**8 cases."""
+"""How often to read each sample in `chosen`. If 1% of a source's reads differ, it looks stable in 1 of 10**8 cases."""
 _CHOSEN = 8
-# With contents_check="all": the maximum number of hashes in a message or checkpoint. With more samples, a hash covers
-# several samples.
+# With contents_check="all": the maximum number of hashes in a message or checkpoint. If there are more samples, a hash
+# covers several samples.
 _BLOCKS = 1024
 _SHOWN = 20
 _HASH_BYTES = 6
@@ -38,7 +38,7 @@ class UnstableError(ValueError):
 
 
 def chosen(total: int) -> list[int]:
-    """Return the samples that are compared by default: the first, the last, and others that only `total` determines."""
+    """Return the samples that are compared by default: the first, the last, and others that depend only on `total`."""
     between = np.random.default_rng(total).integers(total, size=4 * _CHOSEN).tolist()
     return sorted(list(dict.fromkeys([0, total - 1, *between]))[:_CHOSEN])
 

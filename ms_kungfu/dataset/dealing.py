@@ -54,7 +54,7 @@ class BatchSize:
         return self.of_all if self.of_all is not None else (self.per_worker or 0) * workers
 
     def named(self) -> dict[str, int | None]:
-        """Return the batch size by the name of the argument that set it, for example ``{"global_batch_size": 64}``."""
+        """Return the batch size as a keyword argument, for example ``{"global_batch_size": 64}``."""
         return {"batch_size": self.per_worker} if self.of_all is None else {"global_batch_size": self.of_all}
 
 
@@ -80,12 +80,12 @@ class Dealing:
         self._weighed_in = -1  # the cluster version in which `_weights` is valid, because ranks change with the version
 
     def present(self) -> Dealt:
-        """Return the present cluster, and store it in `dealt` unless an assigned step is uncommitted."""
+        """Return the current cluster, and store it in `dealt` unless an assigned step is uncommitted."""
         now = runtime.cluster_version(), runtime.current_cluster_size(), runtime.current_rank()
         if now == (self.dealt.version, self.dealt.size, self.dealt.rank):
             return self.dealt
         members = tuple(range(now[1]))
-        if self._by_shards and not membership.is_deferred():  # the next call would join the cluster otherwise
+        if self._by_shards and not membership.is_deferred():  # otherwise, the next call would join the cluster
             members = members_of_a_step_of_shards()
         present = Dealt(*now, members=members)
         if not self._cursor.taken:
@@ -121,6 +121,6 @@ class Dealing:
 def members_of_a_step_of_shards() -> tuple[int, ...]:
     """Return the ranks to which the next sharded step is assigned.
 
-    The result leaves out failed ranks. This includes ranks that failed in a step of another dataset.
+    The result leaves out failed ranks, including ranks that failed in a step of another dataset.
     """
     return tuple(membership.current().core.sharded_members())

@@ -71,9 +71,9 @@ class ElasticDataset(Shares, ds.Dataset):
             ``padded_batch`` or ``repeat``, and also ``shuffle`` and ``num_shards``, from the pipeline.
             It provides their effects itself (docs/data.md). A function accepts a list of sample numbers
             and returns an unbatched pipeline that yields these samples in this order.
-        batch_size: number of samples that a worker trains in a step. The global batch grows and shrinks
-            with the cluster.
-        global_batch_size: number of samples that all workers together train in a step. The number stays
+        batch_size: number of samples per worker in a step. The global batch grows and shrinks with the
+            cluster.
+        global_batch_size: number of samples of all workers together in a step. The number stays
             constant, so training has the same steps over the same samples at any cluster size. Give
             either `batch_size` or `global_batch_size`, or neither if `source` has a ``batch(b)``. In
             the last case, the global batch is b times the number of workers with which the job began.
@@ -85,7 +85,7 @@ class ElasticDataset(Shares, ds.Dataset):
         drop_remainder: leave out the samples at the end of an epoch that don't fill a global batch. By
             default these samples are used, unless `source` has a
             ``batch(..., drop_remainder=True)``.
-        ledger: a folder in which each worker records what it trained, for ``python -m
+        ledger: a folder in which each worker records its trained samples, for ``python -m
             ms_kungfu.dataset.audit``. The default is ``KUNGFU_LEDGER_DIR``. If that isn't set either,
             nothing is recorded.
         ledger_errors: what happens if the ledger can't be written, for example because the disk is
@@ -105,20 +105,20 @@ class ElasticDataset(Shares, ds.Dataset):
         key_column: the name of an extra last column of the source's own dataset, which its ``map``
             operations may use. The column is uint32 of shape ``(4,)``. It depends only on `seed`, epoch
             and sample, and differs for each sample and epoch. Random numbers that a ``map`` function
-            generates with ``np.random.default_rng(key)`` are the same on any worker and if the step is
-            repeated. If no ``map`` uses the column, it is yielded with the other columns. See
+            generates with ``np.random.default_rng(key)`` are the same on every worker, and also if the
+            step is repeated. If no ``map`` uses the column, it is yielded with the other columns. See
             docs/data.md.
         ledger_fingerprints: with `shards`, the interval in steps at which a checksum of each trained
             tensor is recorded: 50 by default, 0 for never. ``python -m ms_kungfu.replay`` uses the
             checksums to find the first step that differs in another run. `ElasticTraining` and
             `KungFuElasticCallback` compute the checksums.
         contents_check: which samples the workers compare by content when training begins: ``"some"``
-            (eight), ``"all"`` or ``"none"``. The default is ``KUNGFU_CONTENTS_CHECK``, or ``"some"`` if
-            that isn't set. A worker that joins or resumes compares its samples with those that training
-            began with. If they differ, an error names the sample numbers. The samples are compared as
-            the source's own dataset yields them, before ``map``. If a sample differs from one read to
-            the next in a process, the workers don't compare contents; with ``"all"`` this raises a
-            ValueError.
+            (eight samples), ``"all"`` or ``"none"``. The default is ``KUNGFU_CONTENTS_CHECK``, or
+            ``"some"`` if that isn't set. A worker that joins or resumes compares its samples with those
+            that training began with. If they differ, an error names the sample numbers. The samples are
+            compared as the source's own dataset yields them, before ``map``. If a sample differs from
+            one read to the next in a process, the workers don't compare contents; with ``"all"`` this
+            raises a ValueError.
 
     Raises:
         TypeError: if `source` is neither a pipeline nor a function.
@@ -287,7 +287,7 @@ class ElasticDataset(Shares, ds.Dataset):
     # -- MindSpore's interface -----------------------------------------------------------------------------------------
 
     def get_dataset_size(self) -> int:
-        """Return the number of steps in the present epoch, including steps already trained.
+        """Return the number of steps in the current epoch, including steps already trained.
 
         With `batch_size`, the number of steps depends on the size of the cluster.
         """
@@ -304,15 +304,15 @@ class ElasticDataset(Shares, ds.Dataset):
         return max(sharding.count(step.share(runtime.current_rank())), 1)
 
     def batch_sizes(self) -> list[int]:
-        """Return for how many samples this worker should compile its step.
+        """Return the batch sizes for which to compile this worker's step.
 
         In GRAPH mode, MindSpore compiles a step for each batch shape. `Model.train` compiles the step in
         advance for likely changes of the cluster. A loop of your own can do the same in `prepare`.
 
         Returns:
-            Numbers of samples, each once. The first is `get_batch_size()`. The other numbers occur after
-            another worker has failed, also at the end of an epoch. With `shards`, the result is
-            `shard_sizes()`, because no failure changes the size of a shard.
+            Numbers of samples, without duplicates. The first is `get_batch_size()`. The other numbers
+            occur after another worker has failed, including at the end of an epoch. With `shards`, the
+            result is `shard_sizes()`, because no failure changes the size of a shard.
         """
         if self.shards is not None:
             return self.shard_sizes()

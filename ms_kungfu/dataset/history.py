@@ -3,8 +3,8 @@
 If a job continues from a checkpoint, its records replace those that earlier jobs wrote after the checkpoint.
 
 Jobs that share a checkpoint folder are ordered by their numbers in that folder. A job that continues from a step comes
-after a job that recorded the previous step. If neither rule applies, the recorded times decide. An example is two
-training runs that started from the beginning without checkpoints.
+after a job that recorded the previous step. If neither rule applies, the jobs are ordered by the recorded times. For
+example, two training runs may have started from the beginning without checkpoints.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Place = tuple[int, int]  # epoch and step
 
 @dataclass
 class History:
-    """The records of the training run: those of the last job, and those of earlier jobs up to its first step."""
+    """The records of the training run: the last job's records, and earlier jobs' records before its first step."""
 
     records: list[Record]
     jobs: int

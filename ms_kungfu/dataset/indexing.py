@@ -119,7 +119,7 @@ def _has(path: Path, described: dict[str, Any]) -> bool:
 
 
 def _copy(dataset: ds.Dataset, path: Path, described: dict[str, Any]) -> None:
-    """Copy all samples. The existence of ``of.json`` shows that the copy is complete, so that file is written last."""
+    """Copy all samples. The file ``of.json`` is written last, because its existence shows that the copy is complete."""
     (path / "of.json").unlink(missing_ok=True)
     (path / "rows").unlink(missing_ok=True)  # another process may still read the old file
     source: Any = copy.deepcopy(dataset)

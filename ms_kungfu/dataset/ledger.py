@@ -35,7 +35,7 @@ consists of the blocks of all ranks whose work the worker does (`ms_kungfu.datas
 
 The line of a step that is partitioned into shards has these entries:
 - ``shards``: the number of shards in a full ``global_batch``
-- ``weights``: the members' weights, in proportion to which shards are assigned; if empty, the assignment is even
+- ``weights``: the weights by which shards are assigned to the members; empty if all members have equal weights
 - ``sums``: the number of ShardedSteps that ran on the step's batch
 
 The update of such a step contains the whole ``batch`` even if workers failed in the step; ``participants`` are the
@@ -202,7 +202,7 @@ class Ledger:
             if self._errors == "raise":
                 raise self._error
             return
-        # Read the job's ID only now, because a standby doesn't know it when it starts.
+        # Read the job's ID only now, because a standby doesn't know the ID when it starts.
         values = {"job": job(), "time": round(time.time(), 3), "data": self._data, **values}
         try:
             if self._file is None:
@@ -312,7 +312,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class End:
-    """The values of a finished epoch's record that must be equal in all workers' records of the epoch."""
+    """For the end of one epoch, the values that must be the same in every worker's record."""
 
     left: tuple[Range, ...]
     global_batch: int
@@ -442,7 +442,7 @@ def headers(folder: Path) -> Iterator[dict[str, Any]]:
         try:
             with os.fdopen(open_regular(path), "rb") as file:
                 header = _header_in(path.name, file.readline())
-        except OSError:  # `read` reports it
+        except OSError:  # `read` reports the error
             continue
         if header is not None:
             yield header

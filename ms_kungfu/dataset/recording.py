@@ -41,7 +41,7 @@ class Recording:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Record nothing in this context, because its samples are evaluated, not trained."""
+        """Record nothing in this context, because its samples are only evaluated."""
         ledger, self.ledger = self.ledger, None
         try:
             yield

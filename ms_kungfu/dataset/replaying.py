@@ -142,8 +142,8 @@ class Replay:
         told = differences(self.orders.conditions.get(str(data), {}), conditions())
         if told:
             _log.warning(
-                'numeric environment differs: differing="%s". This alone may make bits differ from the recorded '
-                "training run",
+                'numeric environment differs: differing="%s". For this reason alone, results may differ from the '
+                "recorded training run",
                 told,
             )
         return Comparison(self, data)

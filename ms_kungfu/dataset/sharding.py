@@ -1,8 +1,8 @@
-"""Divide an epoch into steps, and a step into the workers' shares. The same calls give the same shares everywhere.
+"""Divide an epoch into steps, and a step into the workers' shares. Equal calls give equal shares on every worker.
 
-An epoch is a permutation of the samples, the same on every worker. The *pool* contains the positions of the permutation
-that are still untrained. It is a list of ranges of positions, in training order. A step takes a *global batch* from the
-front of the pool. These positions are assigned to the workers in contiguous blocks, the workers' *shares*. When the
+An epoch is a permutation of the samples, the same on every worker. The *pool* contains the untrained positions of the
+permutation. It is a list of ranges of positions, in training order. A step takes a *global batch* from the front of the
+pool. These positions are assigned to the workers in contiguous blocks, the workers' *shares*. When the
 step is committed, the shares of the participants count as trained. If a worker fails and the step is committed without
 it, that worker's share goes back to the end of the pool. After a change of membership, a worker needs only the pool to
 continue.
@@ -132,7 +132,7 @@ def count_steps(left: int, global_batch: int, drop_remainder: bool = False) -> i
 
 
 def block(length: int, place: int, workers: int) -> Range:
-    """Return the range ``[first, last)`` of a step's `length` samples that worker number `place` of `workers` trains.
+    """Return the range ``[first, last)`` of a step's `length` samples that worker number `place` of `workers` gets.
 
     The range is empty if there are more workers than samples.
     """
@@ -142,7 +142,7 @@ def block(length: int, place: int, workers: int) -> Range:
 
 
 def blocks(length: int, place: int, workers: int, ranks: int = 0) -> list[Range]:
-    """Return the ranges of a step's `length` samples that worker number `place` of `workers` trains.
+    """Return the ranges of a step's `length` samples that worker number `place` of `workers` gets.
 
     If `ranks` isn't 0, it is the size of a virtual world of at least `workers` ranks. The result is then one block for
     each virtual rank whose work this worker does. If `ranks` is 0, the result is one range.
@@ -192,7 +192,7 @@ class Step:
     """Size of the virtual world whose work the members do; 0 if there is none."""
 
     def share(self, rank: int) -> tuple[Range, ...]:
-        """Return the positions that `rank` trains; empty if the step has no sample for this rank."""
+        """Return the positions that `rank` gets; empty if the step has no sample for this rank."""
         own = self._blocks(rank)
         return part(self.batch, own[0][0], own[-1][1])
 

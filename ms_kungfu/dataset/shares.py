@@ -41,7 +41,7 @@ class Shares:
     """Assign the samples of a dataset to the workers. Assign them again whenever the cluster changes."""
 
     weight = 0
-    """Number of samples that this worker has trained since the last step: its gradients' weight.
+    """Number of this worker's samples since the last step, which is the weight of its gradients.
 
     If the worker only repeats another worker's sample, the number is 0.
     """
@@ -92,7 +92,7 @@ class Shares:
 
     @property
     def _passes_left(self) -> int:
-        """Return the number of passes that remain in this epoch after the present one."""
+        """Return the number of passes that remain in this epoch after the current pass."""
         return self._passes - 1 - self._cursor.epoch % self._passes
 
     @property
@@ -112,7 +112,7 @@ class Shares:
 
     @property
     def global_batch_size(self) -> int:
-        """Number of samples in a full step at the present cluster size; constant if you set it."""
+        """Number of samples in a full step at the current cluster size; constant if you set it."""
         return self._batch.of(len(self.members))
 
     @global_batch_size.setter
@@ -145,7 +145,7 @@ class Shares:
         self._recording.sync()
 
     def off_record(self) -> AbstractContextManager[None]:
-        """Return a context in which nothing is recorded, because samples are evaluated, not trained."""
+        """Return a context in which nothing is recorded, because samples are only evaluated."""
         return self._recording.off()
 
     def conditions(self) -> dict[str, Any]:
@@ -164,7 +164,10 @@ class Shares:
         return self.shards is not None and self._recording.wants_fingerprint(self._cursor, step)
 
     def keep_fingerprint(self, step: int, tensors: Mapping[str, str]) -> None:
-        """Store the checksums of `tensors`, by name, after `step`, until the next `commit` records them."""
+        """Store the checksums after `step`, until the next `commit` records them.
+
+        `tensors` maps each tensor's name to its checksum.
+        """
         self._recording.keep_fingerprint(step, tensors)
 
     def set_batch_size(
@@ -259,11 +262,11 @@ class Shares:
         return self._dealing.shards_of(count)
 
     def weigh(self, weights: Sequence[int]) -> None:
-        """Assign shards by `weights`, one per rank, from the next step on; call this on all workers."""
+        """From the next step on, assign shards by `weights`, one per rank; call this on all workers."""
         self._dealing.weigh(weights)
 
     def take_back(self, participants: Sequence[int]) -> None:
-        """Assign uncommitted steps again, to the ranks in `participants`, because a step was undone.
+        """Assign uncommitted steps to `participants` again, because a step was undone.
 
         Call this on all workers with the same ranks, before the membership changes.
         """
@@ -306,7 +309,7 @@ class Shares:
         self._dealing.changes += 1
 
     def same_at_all(self) -> dict[str, Any]:
-        """Return the settings that must be equal on all workers when a job begins, by argument name."""
+        """Return a dict of the settings that must be equal on all workers when a job begins."""
         return {
             "samples": self._total, **self._batch.named(), "seed": self._seed, **self._order.named(),
             "drop_remainder": self._cursor.drop_remainder, "passes": self._passes,
@@ -360,7 +363,7 @@ class Shares:
 
 
 def steps_left(shares: Shares, epochs: int = 1) -> int:
-    """Return the number of steps left in `epochs` epochs, beginning with the present one, at the present batch size."""
+    """Return the number of steps left in `epochs` epochs, including the current epoch, at the current batch size."""
     cursor, batch = shares._cursor, shares.global_batch_size
     full = sharding.count_steps(shares._total, batch, cursor.drop_remainder)
     passes = shares._passes_left + (epochs - 1) * shares._passes

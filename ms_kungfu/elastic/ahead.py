@@ -10,9 +10,9 @@ class Ahead:
     """Report the next size in the schedule to the launcher.
 
     The lowest living rank reports once in each cluster version, and again if the next entry of the schedule changes.
-    It reports only after the version's first step. During that step, the workers need the cores for compiling, and the
-    launcher doesn't know yet how much memory a worker needs. The rank doesn't report during a resize, because the
-    launcher starts the workers of that resize first.
+    The rank reports only after the version's first step. During that step, the workers need the cores for compiling,
+    and the launcher doesn't know yet how much memory a worker needs. The rank doesn't report during a resize, because
+    the launcher first starts the workers for that resize.
     """
 
     def __init__(self, schedule: Schedule | None) -> None:

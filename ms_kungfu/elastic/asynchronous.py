@@ -26,7 +26,7 @@ from ms_kungfu.membership import Change
 
 @dataclass
 class AsynchronousSteps:
-    """The asynchronous steps of one worker. `size_after` maps a step to the size that the schedule requests then."""
+    """One worker's asynchronous steps. `size_after` maps a step to the size that the schedule requests at that step."""
 
     training: Training
     size_after: Callable[[int], int | None]
@@ -57,7 +57,7 @@ class AsynchronousSteps:
             dataset.suspended = False  # the dataset was suspended because another worker ended the loop
 
     def come_together(self, wanted: int | None, checkpoint: bool = False, ended: bool = False) -> Change:
-        """Agree on a position, and carry out all workers' requests. All workers must call this."""
+        """Agree on a position in the training, and carry out all workers' requests (collective)."""
         began = membership.monotonic()
         membership.enter_sync_point()
         wanted, checkpoint, ended = self._go_to_the_furthest(wanted, checkpoint, ended)
@@ -68,7 +68,7 @@ class AsynchronousSteps:
             self.checkpoints.write(step)
         job_end.carry_out(step)
         if ended:
-            # If a change of the cluster is also due, `begin` carries it out in the next training call.
+            # If a cluster change is also due, the next training call's `begin` carries out the change.
             self.changes.suspend(True)
             return membership.no_change()
         membership.note_step(step)
@@ -115,7 +115,7 @@ class AsynchronousSteps:
 
 
 def _furthest(rows: Mapping[int, Array]) -> int:
-    """Return the rank with the highest step. Among equal steps, the highest epoch decides, then the lowest rank."""
+    """Return the lowest rank among those with the highest (step, epoch)."""
     return max(rows, key=lambda rank: tuple(rows[rank][:2]))
 
 

@@ -1,4 +1,4 @@
-"""Begin a training call at a worker, either together with the other workers or in the middle of their call."""
+"""Begin a training call on a worker, either together with the other workers or in the middle of their call."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ class Beginning:
         if self.prepare is not None and (membership.is_joining() or shards):
             began = membership.monotonic()
             with membership.doing("compilation"):
-                self.prepare()  # with shards, compile the shapes of all ranks, because this worker's rank may change
+                self.prepare()  # with shards, compile for all ranks' shapes, because this worker's rank may change
             membership.report("compiled", seconds=membership.monotonic() - began)
         if data is not None:
             data.read_contents()
 
     def _receive(self, call: int, joins: bool) -> bool:
-        """Receive the state from the other workers or a checkpoint, if there is any (collective).
+        """Receive the state if the other workers or a checkpoint have it (collective).
 
         Return False if the state belongs to a later training call.
         """

@@ -1,7 +1,7 @@
 """Warn about cells that look like copies of a trained network but aren't part of the training state.
 
-Examples of such copies are a moving average of the weights, and a target network. A joining worker wouldn't receive the
-copy's values, and a checkpoint doesn't contain them. ms_kungfu can't know the purpose of a copy, so it only warns.
+Examples of such copies are a moving average of the weights, and a target network. A joining worker doesn't receive the
+copy, and a checkpoint doesn't contain it. ms_kungfu can't know the purpose of a copy, so it only warns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMES = 3
 
 
 class Beside:
-    """The copies of a trained network that this worker has found. The warning appears once per process."""
+    """Find copies of a trained network, and warn about them once per process."""
 
     _told = False
 
@@ -32,7 +32,7 @@ class Beside:
         self._steps = 0
 
     def look(self, trained: Iterable[Any], optimizers: Iterable[Any], carried: Iterable[Any]) -> None:
-        """Find the copies. Called when training begins."""
+        """Find the copies of trained networks. Called when training begins."""
         if Beside._told or not _in_a_job():
             return
         copies = copies_of([list(optimizer.parameters) for optimizer in optimizers], trained, carried)
@@ -47,7 +47,7 @@ class Beside:
             self.warn_of_changed()
 
     def warn_of_changed(self) -> None:
-        """Warn if a copy has changed. Also called after a change of the cluster: a joining worker lacks the copy."""
+        """Warn if a copy has changed. Called after a cluster change too, because a joining worker lacks the copy."""
         if Beside._told or not self._found or not membership.speaks_for_all():
             return
         cells = [(known(), content) for known, content in self._found]
@@ -77,9 +77,9 @@ def _described(cell: Any) -> str:
 def copies_of(networks: Sequence[Sequence[Any]], trained: Iterable[Any], carried: Iterable[Any]) -> list[Any]:
     """Return the outermost living cells that look like copies of one of `networks`.
 
-    A cell looks like a copy if it has, for each Parameter of the network, another Parameter of the same name and shape.
-    The names in the copy may have a common prefix. The result excludes cells in `trained`, and cells whose Parameters
-    are in `carried`.
+    A cell looks like a copy if, for each Parameter of the network, the cell has its own Parameter of the same name and
+    shape. The names in the copy may have a common prefix. The result excludes cells in `trained`, and cells whose
+    Parameters are in `carried`.
     """
     import mindspore as ms
 

@@ -63,7 +63,7 @@ class Carried:
 
     @property
     def parameters(self) -> list[Any]:
-        """The Parameters that are kept equal on all workers, each once."""
+        """The Parameters that are kept equal on all workers, without duplicates."""
         bases = self._rates.bases if self._rates is not None else []
         return [*inventory.collect_parameters((*self.trained, *self._schedulers)), *bases]
 
@@ -127,7 +127,7 @@ class Carried:
         """Return a consistency check of the state that must be equal on all workers."""
         now = self._training.training_state
         different = [*now.averaged, *now.statistics]
-        # With shards, every Parameter must be equal. Otherwise the results would depend on the partition.
+        # With shards, every Parameter must be equal on all workers, because any worker may compute any shard.
         if self.deals_shards:
             different = list(self._options.averaged or ())
         trained = (*self.trained, *self._schedulers)

@@ -25,7 +25,7 @@ from ms_kungfu.membership import Change
 
 @dataclass
 class ClusterChanges:
-    """Carry out cluster changes. `wait`: whether a step waits until the cluster has the size of a schedule entry."""
+    """Carry out cluster changes. `wait`: whether a schedule entry's step waits until the cluster has the new size."""
 
     training: Training
     wait: bool
@@ -40,15 +40,12 @@ class ClusterChanges:
         self.agree_on_trained: Callable[[bool], None] = lambda joins: None
         """A collective function that is called when training begins and after each change of the cluster.
 
-        In it, the workers agree on the dataset that they train. `ms_kungfu.msrun` sets it.
+        The function lets the workers agree on their training dataset. `ms_kungfu.msrun` sets it.
         """
         self.may_follow: Callable[[], bool] = lambda: True
-        """A function that returns whether the cluster may change after this step.
-
-        It must return the same value on all workers.
-        """
+        """A function that returns whether the cluster may change after this step, the same on all workers."""
         self.defers_until: str | None = None
-        """For the log: when `may_follow` will allow a change again, as text. None if this will be soon."""
+        """A text for the log that says until when changes are deferred; None if they aren't deferred for long."""
         self.consistency: ConsistencyCheck | None = None
         """The consistency check; None before training begins."""
         self.stop_asked = False
@@ -114,7 +111,7 @@ class ClusterChanges:
             self.consistency.check_all(self.training.step)
 
     def _settle(self, consistency: ConsistencyCheck, same: bool) -> bool:
-        """Decide, as part of the agreement after a step, whether a change that is due must wait.
+        """Decide whether a cluster change that is due must wait. Part of the agreement after a step.
 
         The change waits if training stops, the job ends, or `may_follow` forbids changes now. If training stops, the
         next training call's `begin` carries out the change.

@@ -8,14 +8,14 @@ Buffers are in entries ``kungfu/buffer/<path>``. The entry ``kungfu`` is a JSON 
 (`ms_kungfu.elastic.state`) and these fields:
 
 - ``format``: the number of the file format; 1 if missing. The number changes only if older versions of ms_kungfu can't
-  ignore what was added. A file with a newer format is rejected, and stays unchanged.
+  ignore an addition to the format. A file with a newer format is rejected, and stays unchanged.
 - ``written_by``: the version of ms_kungfu that wrote the file.
-- ``conditions``, only with shards: the numeric environment on which the results' bits depend
+- ``conditions``, only with shards: the numeric environment, on which the exact results depend
   (`ms_kungfu.dataset.conditions`).
 
 A checkpoint file is either complete or missing: it is written under another name in the same folder, flushed to the
-disk, and then renamed. Before that, all workers flush their ledgers, so that training can continue with the ledgers
-after a machine has crashed.
+disk, and then renamed. Before the file is written, all workers flush their ledgers, so that training can continue with
+the ledgers after a machine has crashed.
 
 Several jobs may use the same folder, one after another. Each job reserves the next job number by creating ``.job-N``;
 if two jobs try at the same time, only one of them succeeds. Files of a job with a higher number
@@ -65,7 +65,7 @@ _UNFINISHED = ".unfinished-"
 class Snapshot:
     """A copy of the training state after a step.
 
-    `arrays` contains each tensor's values and MindSpore dtype by name. `host` contains the rest of the state as JSON.
+    `arrays` maps each tensor's name to its values and MindSpore dtype. `host` contains the rest of the state as JSON.
     """
 
     step: int
@@ -74,7 +74,7 @@ class Snapshot:
 
 
 def named_tensors(state: TrainingState) -> Iterator[tuple[str, Any]]:
-    """Yield the name of the checkpoint entry, and the tensor, for each Parameter and buffer in `state`.
+    """Yield (name of the checkpoint entry, tensor) for each Parameter and buffer in `state`.
 
     The result includes tensors without elements. Callers skip these, because MindSpore can't read them from a file.
     """
@@ -127,7 +127,7 @@ class CheckpointFolder:
                 threading.Thread(target=self._write_all, name="kungfu-checkpoint").start()
 
     def wait(self) -> None:
-        """Wait until everything is written."""
+        """Wait until all snapshots are written."""
         with self._lock:
             self._lock.wait_for(lambda: not self._writing)
 
@@ -150,7 +150,7 @@ class CheckpointFolder:
 
         began = membership.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
-        if (newest := self._newest_job()) > self.job:  # only for a warning; jobs can't overwrite each other's files
+        if (newest := self._newest_job()) > self.job:  # a race is harmless, because jobs use different file names
             _log.warning(
                 'checkpoint skipped: step=%d folder=%s job=%d reason="job %d has begun to use the folder"',
                 snapshot.step, self.folder, self.job, newest,
@@ -243,15 +243,15 @@ class CheckpointFolder:
         """Return (path, entries, host) of the newest readable checkpoint; None if the folder contains no checkpoint.
 
         Damaged files are renamed. Raise KungFuError if the folder contains checkpoints but none of them can be read.
-        Renamed damaged files also count as checkpoints. Also raise KungFuError if the newest
-        readable file has a newer format, which this version doesn't support.
+        Renamed damaged files also count as checkpoints. Also raise KungFuError if this version doesn't support the
+        newest readable file's format.
         """
         import mindspore as ms
 
         paths = self.paths()
         for place, path in reversed(list(enumerate(paths))):
             try:
-                os.close(open_regular(path))  # this rejects a FIFO; MindSpore would wait until a process writes to it
+                os.close(open_regular(path))  # reject a FIFO, because MindSpore would wait for a writer
                 entries = dict(ms.load_checkpoint(str(path), crc_check=True))
                 host = decode_object(entries.pop(_ENTRY), _MAX_ENTRY, raw_bytes=True, own=True)
                 number, writer = host.pop("format", 1), host.pop("written_by", "of an unknown version")
@@ -290,8 +290,8 @@ def restore_tensors(
     if differing:
         side = "this program" if differing[0] in wanted else "the checkpoint"
         raise KungFuError(
-            f"checkpoint {path} belongs to another training: {differing[0]!r} is in {side} only; resume with the same "
-            "program and arguments, or train from the start in another folder"
+            f"checkpoint {path} belongs to another training run: {differing[0]!r} is in {side} only; resume with the "
+            "same program and arguments, or train from the start in another folder"
         )
     for name, tensor in wanted.items():
         entry = entries[name]
@@ -306,8 +306,8 @@ def restore_tensors(
                         f"in this program: resume with {there}, then call ElasticDataset.set_batch_size({here})"
                     )
             raise KungFuError(
-                f"checkpoint {path} belongs to another training: {name!r} is {entry.dtype}{tuple(entry.shape)} in it "
-                f"and {tensor.dtype}{tuple(tensor.shape)} in this program{rates}"
+                f"checkpoint {path} belongs to another training run: {name!r} is {entry.dtype}{tuple(entry.shape)} in "
+                f"it and {tensor.dtype}{tuple(tensor.shape)} in this program{rates}"
             )
     for name, tensor in wanted.items():
         assign(tensor, entries[name].asnumpy())
@@ -326,7 +326,7 @@ def _dataset_of(state: TrainingState) -> Mapping[str, Any] | None:
 
 
 def _batch(dataset: Mapping[str, Any] | None) -> str:
-    """Return the text of `ElasticDataset`'s argument for the batch size in a dataset's state; "" without a dataset."""
+    """Return the batch size in a dataset's state, written like an argument of `ElasticDataset`; "" without a state."""
     if dataset is None:
         return ""
     per_worker, of_all = dataset["batch"]
@@ -334,10 +334,7 @@ def _batch(dataset: Mapping[str, Any] | None) -> str:
 
 
 def _other_batch(there: str, here: str) -> str:
-    """Describe how the checkpoint's batch size differs from the program's; "" if it doesn't.
-
-    The sizes may differ because a policy or the user has changed the batch size.
-    """
+    """Describe the difference between the checkpoint's and the program's batch size; "" if there is none."""
     if not there or not here or there == here:
         return ""
     told = f"the checkpoint's {there} instead of the program's {here}. To change the batch size, call"
@@ -363,15 +360,12 @@ class Checkpointing:
         self._training, self._prepare = training, prepare
 
     def _conditions(self) -> Mapping[str, Any]:
-        """Return the numeric environment on which the results' bits depend.
-
-        Return {} without shards, because then the bits also depend on the cluster.
-        """
+        """Return the numeric environment; {} without shards, because the exact results then depend on the cluster."""
         return {} if self._training.dataset is None else self._training.dataset.conditions()
 
     @property
     def training(self) -> tuple[str, int] | None:
-        """A hash of the folder's path, and this job's number in the folder, for the ledger; None without a folder."""
+        """(hash of the folder's path, this job's number in the folder), for the ledger; None without a folder."""
         if self.folder is None:
             return None
         return f"{zlib.crc32(os.fsencode(os.path.abspath(self.folder.folder))):08x}", program.current().job
@@ -415,8 +409,8 @@ class Checkpointing:
             return
 
         def look() -> str:
-            # While the worker that writes the checkpoint is a member, it remains the lowest rank. If it was removed, it
-            # still completes its checkpoint, and there is one more checkpoint than necessary.
+            # While the worker that writes the checkpoint is a member, it remains the lowest rank. If that worker was
+            # removed, it still completes its checkpoint, and the checkpoint written below is superfluous.
             return "writing" if mine.writes_checkpoint else "there" if folder.has(last) else "lost"
 
         folder.job = mine.job
@@ -443,7 +437,7 @@ class Checkpointing:
         resumed = not joined and not goes_on and path not in known and self._restore(self.folder)
         if program.is_behind():
             return False  # the checkpoint belongs to a later training call, and that call will restore it
-        # A joining worker doesn't read the folder either, because the other workers have read it already.
+        # A joining worker doesn't read the folder later either, because the other workers have already read it.
         known.add(path)
         return resumed
 
@@ -451,8 +445,8 @@ class Checkpointing:
         """Restore the newest checkpoint; return whether it was restored.
 
         If the checkpoint was written in a later training call, that call restores it, because the state belongs to the
-        objects of that call. The file isn't read again before then. Only the lowest rank reads the file, because other
-        hosts may lack the folder.
+        objects of that call. The file isn't read again before that call. Only the lowest rank reads the file, because
+        other hosts may lack the folder.
         """
         now, rank, mine = self._training.training_state, runtime.current_rank(), program.current()
         path = os.path.abspath(folder.folder)

@@ -22,13 +22,13 @@ def graph_mode() -> bool:
 
 
 def parameters(cell: nn.Cell) -> list[Any]:
-    """Return the Parameters in all graphs of a cell, each once. Parameters in closures of functions are included."""
+    """Return the Parameters in all graphs of a cell, without duplicates. The result includes those in closures."""
     held = [p for phase in cell.compile_cache for p in EXECUTOR._graph_executor.get_params(phase).values()]
     return list({id(parameter): parameter for parameter in held}.values())
 
 
 def effects(cell: nn.Cell) -> set[str]:
-    """Return the names of the primitives in a cell's graphs that have side effects other than writing Parameters.
+    """Return which primitives in a cell's graphs have side effects other than writing Parameters.
 
     Such primitives print, record, raise, communicate, or draw random numbers from an internal state. The function also
     looks into branches and loops. The result contains `PYTHON` if a graph calls the Python interpreter, which may do

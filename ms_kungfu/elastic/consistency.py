@@ -1,4 +1,4 @@
-"""Check during training that the values that must be equal on all workers are still equal.
+"""Check during training whether values that must be equal on all workers are equal.
 
 Each such value (a weight, a learning rate, ...) is called a piece, and is checked once every hundred steps. After each
 step, a worker computes one hash of the pieces that are due. The agreement after the step (`membership.step`) compares
@@ -35,7 +35,7 @@ class Piece:
     what: str
     nbytes: int
     tensors: Sequence[Any] = ()
-    # For a piece that consists of plain Python numbers instead of tensors: a function that returns them as JSON.
+    # For a piece that consists of plain Python numbers instead of tensors: a function that returns these numbers.
     numbers: Callable[[], Any] | None = None
     counts: Callable[[], bool] = lambda: True  # whether the piece must currently be equal on all workers
 
@@ -140,7 +140,7 @@ def _parameters_of(rates: Any) -> list[Any]:
 
 
 class ConsistencyCheck:
-    """Check pieces in turn, spread over `PERIOD` steps so that each step checks about the same number of bytes."""
+    """Check all pieces in every `PERIOD` steps. Each step checks about the same number of bytes."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = pieces

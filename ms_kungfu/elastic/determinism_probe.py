@@ -36,7 +36,7 @@ def difference(
 
     This function has no side effects.
 
-    `rows`: each rank's hashes of its gradients. `again`: the hashes from the second computation at the new ranks.
+    `rows`: each rank's hashes of its gradients. `again`: the hashes from the second computation on the new ranks.
     """
     first = min(rows)
     for i, name in enumerate(names):
@@ -52,7 +52,7 @@ def difference(
 
 
 def unequal(conditions: dict[int, Mapping[str, Any]]) -> str | None:
-    """Describe how the settings that affect numeric results differ between the ranks; None if they don't.
+    """Describe how the settings that affect numeric results differ between the ranks; None if they are equal.
 
     This function has no side effects.
     """

@@ -1,4 +1,4 @@
-"""Log the cluster's events at a worker. Each event is one line, with its step and reason.
+"""Log the cluster's events on a worker. Each event is one line, with its step and reason.
 
 The state of this module belongs to the process and not to one training call, because the cluster may reach a requested
 size in a later training call.
@@ -23,7 +23,7 @@ _LONGER_S = 2.0
 
 
 def scheduled(step: int, size: int, wait: bool) -> None:
-    """Log that the schedule's entry for step `step` requests `size`."""
+    """Log that the schedule's entry for step `step` requests `size` workers."""
     own = program.current().told
     present = membership.size()
     if own.pending is not None and own.pending.size != size:
@@ -39,7 +39,7 @@ def scheduled(step: int, size: int, wait: bool) -> None:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Forget the schedule's pending request if this context raises a ResizeError, which states the reason."""
+    """Forget the schedule's pending request if this context raises a ResizeError."""
     try:
         yield
     except ResizeError:
@@ -48,7 +48,7 @@ def refusals() -> Iterator[None]:
 
 
 def deferred(step: int, until: str) -> None:
-    """Log, once for each prepared cluster version, that the cluster switches to it later. `until`: the condition."""
+    """Log once per prepared version that the cluster switches to that version later. `until`: when it switches."""
     own, version = program.current().told, int(membership.current().core.announced_version())
     if version > max(own.deferred, membership.cluster_version()) and membership.speaks_for_all():
         own.deferred = version
@@ -74,7 +74,7 @@ def deaths(step: int) -> None:
 
 
 def step_ended(step: int) -> None:
-    """Log failures in the step that has just ended, and whether it took unusually long."""
+    """Log failures in the step that has just ended, and report a step that took unusually long."""
     deaths(step)
     longer_s = membership.current().ended_steps.last_took_longer_s
     if longer_s >= _LONGER_S and not membership.lost_ranks() and membership.speaks_for_all():
@@ -123,7 +123,7 @@ def changed(step: int, change: Change, seconds: float = 0.0) -> None:
     reason = "joined" if change.new_size > change.old_size else "request"
     if change.new_size == change.old_size:
         reason = _with_as_many(change)
-    # A worker that failed recently may still be in the new version, with another rank. The next version excludes it.
+    # A worker that failed recently may still have a rank in the new version. The next version excludes that worker.
     failed = own.reported_failed[1] if own.reported_failed[0] != version else {}
     kept = {rank: peer for rank, peer in _peers(membership.lost_ranks()).items() if peer in failed.values()}
     own.reported_failed = (version, kept)

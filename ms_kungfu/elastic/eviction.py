@@ -19,7 +19,7 @@ Evict = Callable[[Sequence[int]], None]
 
 @dataclass(frozen=True)
 class _Eviction:
-    """The uids (worker IDs) of the workers to evict and of the worker that requested it, the same on all workers."""
+    """The uids (worker IDs) of the workers to evict and of the requesting worker; the same on all workers."""
 
     job: str | None
     version: int  # the cluster version in which the eviction was requested
@@ -28,7 +28,7 @@ class _Eviction:
 
 
 class Evictions:
-    """The last eviction that a policy has decided on, until it is complete."""
+    """The last eviction that a policy has decided on, until the eviction is complete."""
 
     def __init__(self, evict: Evict | None) -> None:
         self._evict = evict
@@ -53,7 +53,7 @@ class Evictions:
     def renew(self) -> None:
         """Request the eviction again if the worker that requested it has failed (collective).
 
-        Called before a policy runs. It has an effect only after the cluster has changed.
+        Called before a policy runs. The call has an effect only after the cluster has changed.
         """
         held = self._held
         if held is None or held.version == membership.cluster_version():

@@ -70,4 +70,4 @@ class LastCheckpoint:
             return
         while threading.main_thread().is_alive():
             membership.current().ports.sleep(_LOOK_S)
-        sys.exit()  # this is another thread, and KeyboardInterrupt has ended the main thread
+        sys.exit()  # this isn't the main thread, which KeyboardInterrupt has ended

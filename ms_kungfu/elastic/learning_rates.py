@@ -1,7 +1,6 @@
 """Read, set and scale the learning rates of MindSpore's optimizers.
 
-If an optimizer has a list of rates, the last rate applies to all steps after the end of the list. Rates
-are scaled by a factor that depends on the cluster's size.
+If an optimizer has a list of rates, the last rate applies to all steps after the end of the list.
 """
 
 from __future__ import annotations

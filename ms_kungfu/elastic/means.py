@@ -27,8 +27,8 @@ def mean(value: Any, samples: float = 1) -> float | None:
         samples: this worker's weight: the number of samples over which `value` is the mean.
 
     Returns:
-        The mean, with the same bits on all workers. None if no worker has a number. At a worker that
-        has left, the worker's own number.
+        The mean, bitwise identical on all workers. None if no worker has a number. A worker that has
+        left gets its own number.
 
     Raises:
         ValueError: if `samples` is negative.

@@ -26,12 +26,12 @@ class Measuring:
 
     @property
     def wanted_size(self) -> int:
-        """The size that a policy has requested, until the cluster reaches it. Otherwise the current size."""
+        """The size in a policy's pending request; the current size if no request is pending."""
         pending = None if self.policies is None else self.policies.pending_size
         return runtime.current_cluster_size() if pending is None else pending
 
     def begin(self) -> None:
-        """Start the monitor. Called when training begins, or continues, at this worker."""
+        """Start the monitor. Called when training begins, or continues, on this worker."""
         if self.monitor is not None and not self._training.should_stop:
             # Don't select Parameters by `requires_grad`: MindSpore also sets this flag for an optimizer's moments.
             parameters = [p for optimizer in self._training.optimizers for p in optimizer.parameters]

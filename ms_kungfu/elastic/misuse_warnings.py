@@ -14,8 +14,8 @@ from ms_kungfu.elastic.options import Options
 from ms_kungfu.trained import inventory
 
 _log = logging.getLogger(__name__)
-# The number of steps without a reduction after which a warning is logged. Programs that accumulate gradients usually
-# reduce more often. The consistency check may need 100 steps to find different weights.
+# After this number of steps without a reduction, a warning is logged. Programs that accumulate gradients usually reduce
+# more often. The consistency check may need 100 steps to find different weights.
 _STEPS = 10
 
 
@@ -36,7 +36,7 @@ class MisuseWarnings:
         found = inventory.collect_cells(trained).values()
         kind = ms.nn.DistributedGradReducer
         if kind.__module__.startswith("ms_kungfu."):
-            kind = ()  # under --msrun, ms_kungfu has replaced MindSpore's class by its own
+            kind = ()  # under --msrun, ms_kungfu has replaced MindSpore's class with its own class
         theirs = [cell for cell in found if isinstance(cell, kind)]
         # Read MindSpore's own setting: ms.get_auto_parallel_context may have been replaced.
         mode, mean = auto_parallel_context().get_parallel_mode(), auto_parallel_context().get_gradients_mean()

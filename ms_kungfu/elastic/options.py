@@ -51,8 +51,8 @@ class Options:
     def as_run(self) -> Options:
         """Return the options for this run.
 
-        In a replay, the result has no schedule and writes no checkpoints. It starts from the recorded
-        checkpoint, if there is one.
+        In a replay, the options have no schedule and write no checkpoints. Training starts from the
+        recorded checkpoint, if there is one.
         """
         replay = replaying.current()
         if replay is None:

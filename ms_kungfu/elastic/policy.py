@@ -17,7 +17,7 @@ from typing import Any
 class Metrics:
     """The measurements that a policy receives.
 
-    Times are in seconds. None means that a value isn't known, or isn't known yet.
+    Times are in seconds. None means that a value isn't known (yet).
     """
 
     step: int = 0
@@ -182,7 +182,7 @@ class Policy:
         """
 
     def after_train(self, q: Metrics) -> None:
-        """Clean up when a training call has ended at this worker, given the metrics `q`."""
+        """Clean up when a training call has ended on this worker, given the metrics `q`."""
 
     def state(self) -> Any:
         """Return the state that a joining worker needs to make the same decisions, as JSON."""
@@ -203,7 +203,7 @@ class Policies(Policy):
     policy's changes to other values are carried out, too.
 
     Args:
-        parts: the policies, the policy with the highest priority first.
+        parts: the policies, in descending order of priority.
     """
 
     parts: Sequence[Policy] = field(default_factory=tuple)

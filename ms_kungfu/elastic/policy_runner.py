@@ -42,8 +42,8 @@ class PolicyRunner:
         self._wanted_size: int | None = None  # a size that a policy has chosen and that hasn't been requested yet
         self.pending_size: int | None = None
         """The size that was requested since the last change of the cluster. The next change sets it to None."""
-        # The chosen size and the previous size, if each worker is to keep its local batch when the cluster gets the
-        # chosen size. It applies until the cluster has the chosen size, or a policy chooses another size.
+        # (chosen size, previous size) if each worker is to keep its local batch when the cluster gets the chosen size.
+        # The pair applies until the cluster has the chosen size, or a policy chooses another size.
         self._keeping: tuple[int, int] | None = None
         self._steps_at_size = 0
         self._began = time.monotonic()
@@ -118,10 +118,10 @@ class PolicyRunner:
     def hook(self, hook: str, training: Training) -> None:
         """Call the policies' hook `hook` and carry out their decision (collective).
 
-        If they choose a new size, this method only records it, and `take_size` returns it.
+        If the policies choose a new size, this method only records the size for `take_size`.
 
         Raises:
-            ValueError: at every worker, if the decision can't be carried out in this training.
+            ValueError: on every worker, if the decision can't be carried out in this training.
         """
         if hook not in self._asked:
             return

@@ -42,7 +42,7 @@ class Told:
     waits: bool = False  # whether training waits until the cluster has reached that size
     reported_failed: tuple[int, dict[int, str]] = (-1, {})  # cluster version, rank -> peer
     deferred: int = 0  # the last prepared cluster version whose deferral was logged
-    at_exit: bool = False  # whether a function is registered that runs when the process exits
+    at_exit: bool = False  # whether an exit handler is registered
     told_passing: bool = False  # whether "call skipped" was logged
 
 
@@ -58,7 +58,7 @@ class Generators:
         return {"origins": dict(self.origins), "shared": dict(self.shared)}
 
     def receive(self, state: dict[str, Any] | None) -> None:
-        """Continue from the `state` of a worker or checkpoint. It is None for checkpoints of older versions."""
+        """Continue from the `state` of a worker or checkpoint. A checkpoint of an older version has None."""
         self.of_source = None if state is None else state["origins"]
         self.shared.update({} if state is None else state["shared"])
 
@@ -109,7 +109,8 @@ def is_behind() -> bool:
 def is_resuming() -> bool:
     """Return whether this process has received a state but hasn't trained since then.
 
-    Such a process hasn't reached the training call in which the state was captured, or has begun in the middle of it.
+    Such a process hasn't reached the training call in which the state was captured, or has begun in the middle of that
+    call.
     """
     return is_behind() or current().resuming
 
@@ -128,9 +129,9 @@ def progress(training: Training) -> dict[str, Any]:
 
 
 def resume(progress: dict[str, Any]) -> None:
-    """Record the progress of another process or a checkpoint, from which this process continues.
+    """Record the `progress` of another process or of a checkpoint.
 
-    It continues in the training call in which the progress was recorded.
+    This process continues from that progress, in the training call in which the progress was recorded.
     """
     mine = current()
     mine.resume = progress

@@ -1,4 +1,4 @@
-"""Decide which random generators the workers share, and set the generators' states at a joining worker.
+"""Decide which random generators the workers share, and set the generators' states on a joining worker.
 
 1. A generator is *shared* if its state was the same on all workers at their first `begin`, that is, if the program uses
    the same seed on all workers. A shared generator yields the same numbers on all workers, e.g. one image size per
@@ -15,8 +15,7 @@
    depend on which ranks are alive later. This matters after rank 0 has failed, because a joining worker's seed may then
    be the same as the seed of the new rank 0.
 
-
-tests/mindspore/elastic/test_randomness.py
+Tests: tests/mindspore/elastic/test_randomness.py
 """
 
 from __future__ import annotations

@@ -18,11 +18,10 @@ _FORM = "write step:size pairs such as '10:2,20:4,40:1'"
 
 
 def parse_schedule(schedule: Schedule | None) -> SizeRule:
-    """Return a schedule as a function ``size_after(step)``. It returns the size to request after `step` steps, or None.
+    """Return a schedule as a function ``size_after(step)``, which returns the size to request after a step, or None.
 
     An entry applies only at its own step. So the workers request its size once, and a worker that joins later doesn't
     request the size again. Step 0 means before the first step. Raise ValueError or TypeError for an invalid schedule.
-
 
     >>> rule = parse_schedule("10:2,20:4")
     >>> rule(9), rule(10), rule(20)
@@ -50,14 +49,13 @@ def entries(schedule: Schedule | None) -> list[tuple[int, int]]:
 
 
 def newcomers_ahead(known: Sequence[tuple[int, int]], step: int, size: int) -> tuple[int, int]:
-    """Return how many new workers the next resize in a schedule needs, and the size of the cluster after it.
+    """Return how many new workers the next resize in a schedule needs, and the cluster's size after that resize.
 
     `known` contains the schedule's `entries`. The next resize is the first entry that is at `step` or later and has a
     size other than `size`. Return (0, size) if there is no such entry, or if the cluster shrinks at that entry.
 
-    Later entries are ignored: workers for them would wait for a long time, and would compete for resources with the
+    Later entries are ignored: their workers would wait for a long time, and would compete for resources with the
     workers that the next resize needs.
-
 
     >>> newcomers_ahead([(10, 2), (20, 4), (40, 1)], 10, 2)
     (2, 4)

@@ -1,6 +1,6 @@
 """Run one worker's share of a sharded step. This module contains the code of `ShardedStep` that needs no MindSpore.
 
-ops_src/shards/step.h explains why the results' bits don't depend on the cluster, and what happens after a failure.
+ops_src/shards/step.h explains why the exact results don't depend on the cluster, and what happens after a failure.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ShardLoop:
         finally:
             core.end_sharded_step()
         if not self._mean:
-            loss = loss / (batches.count - 1 + batches.last_share)  # the loss was summed with the gradients
+            loss = loss / (batches.count - 1 + batches.last_share)  # the loss is a sum over the shards
         batches.made()
         where = runtime.cluster_version(), runtime.current_cluster_size()
         is_like_before = self._shapes() == shapes
@@ -95,7 +95,7 @@ class ShardLoop:
     def _names(self, count: int) -> list[str]:
         """Return the names of the gradients and of the loss, in the order in which their hashes are stored.
 
-        The hashes are stored in groups of one dtype (kernels/common/groups.h).
+        The hashes are grouped by dtype (kernels/common/groups.h).
         """
         if len(self._parameters) + 1 == count:
             names = [f"the gradient of {p.name!r}" for p in self._parameters]

@@ -43,14 +43,13 @@ class ShardedStep:
     the optimizer into `update`.
 
     Pass the columns to a call exactly as the dataset's iterator has yielded them. The call returns the
-    mean loss over the global batch, with the same bits at every worker. For two steps on one batch
+    mean loss over the global batch, bitwise identical on every worker. For two steps on one batch
     (e.g. for the two networks of a GAN), use two ShardedSteps. All workers must call them one after the
     other, in the same order.
 
     Before each shard, the moving statistics of normalization layers are reset to their values at the
     start of the step. At the end of the step, each statistic becomes the mean of the values that it had
     after each shard.
-
 
     Args:
         forward_backward: a function or cell that is called with a shard's columns (tensors of
@@ -62,7 +61,7 @@ class ShardedStep:
             use, if these are functions. The step keeps the moving statistics of these cells equal
             on all workers, and disables the optimizers' own reduction. If a network's moving
             statistics belong to no ShardedStep, training fails in its first step with an error that
-            names them.
+            names these statistics.
         gradients_mean: whether `update` receives the mean over the shards, rather than the sum.
 
     Raises:
@@ -72,7 +71,7 @@ class ShardedStep:
         KungFuError: if the object is called outside a step of an `ElasticDataset` with shards.
         DivergenceError: on all workers, in the first step with a new worker. One cause is that the
             workers have different versions, instruction sets or numbers of cores. Another cause is that
-            two computations of the same shard give different gradients, even at a single worker. The
+            two computations of the same shard give different gradients, even on a single worker. The
             message names the parameter. With ``shards_check="warn"``, the difference is only logged.
     """
 
@@ -133,7 +132,6 @@ class ShardedStep:
         joins, use ``ElasticTraining(..., prepare=lambda: step.compile(data))``. In PyNative mode the method
         does nothing.
 
-
         Args:
             dataset: the `ElasticDataset` on which the program will train.
         """
@@ -161,7 +159,7 @@ class _Statistics:
         return bool(self._parameters)
 
     def arrays(self) -> list[Array]:
-        """Return arrays that share the statistics' memory. They are cached, because `asnumpy` is slow."""
+        """Return arrays that share the statistics' memory. The arrays are cached, because `asnumpy` is slow."""
         addresses = [parameter.data_ptr() for parameter in self._parameters]
         if addresses != self._addresses:
             self._arrays = [parameter.asnumpy() for parameter in self._parameters]
@@ -190,11 +188,11 @@ class _Statistics:
                 )
 
 
-# If a network's Parameters have this total size in bytes, copying and updating them takes about as long as a branch in
-# the graph.
+# If a network's Parameters have this total size in bytes, copying and updating them takes about as long as running a
+# branch in the graph.
 _DEAR_BYTES = 8 << 20
-# These primitives can run again after an update was undone. Then KungFuSumShards contributes nothing, and the random
-# numbers of KungFuDropout depend only on the shard and on the position in the tensor.
+# These primitives can run again after an update was undone. A second run of KungFuSumShards contributes nothing. The
+# random numbers of KungFuDropout depend only on the shard and on the position in the tensor.
 _UNDOABLE = {"KungFuSumShards", "KungFuDropout"}
 
 
@@ -252,7 +250,7 @@ class Shard:
         stands = False
         try:
             loss = self._straight(*columns)
-            # Don't make the graph return this value, because reading a graph's output would take most of the time.
+            # Don't make the graph return this value, because reading a graph's output would take most of a step's time.
             stands = core.sharded_step_over()
             return loss, stands
         finally:
@@ -284,13 +282,14 @@ class Shard:
         return compiled.effects(self._straight) <= _UNDOABLE
 
     def _has_one_dtype(self) -> bool:
-        """Return whether all gradients have the same dtype. A worker that reads the graph doesn't know the dtypes."""
+        """Return whether all gradients have the same dtype. A worker that reads a stored graph doesn't know dtypes."""
         return len(set(self._straight.sum_shards.dtypes)) == 1
 
     def dtypes(self) -> list[str]:
         """Return the dtypes of the gradients, followed by the loss's dtype.
 
-        The list is empty before a shard has been computed, and if the graph was read; all dtypes are then equal.
+        The list is empty before a shard has been computed. It is also empty if a stored graph was read; all dtypes are
+        then equal.
         """
         return self._straight.sum_shards.dtypes or self._branching.sum_shards.dtypes
 
@@ -359,7 +358,7 @@ class _Parts(nn.Cell):
 
 
 class _Straight(_Parts):
-    """The straight graph: it computes one shard and always updates."""
+    """The straight graph: it computes one shard and always updates the Parameters."""
 
     def construct(self, *columns):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         loss, gradients = self.forward_backward(*columns)
@@ -368,7 +367,7 @@ class _Straight(_Parts):
 
 
 class _Branching(_Parts):
-    """The branching graph: it computes one shard, and updates only after the last shard."""
+    """The branching graph: it computes one shard, and updates the Parameters only after the last shard."""
 
     def construct(self, *columns):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
         loss, gradients = self.forward_backward(*columns)

@@ -3,7 +3,6 @@
 The training state consists of the following pieces. For each piece, a test shows that training
 without the piece gives different results:
 
-
 - ``parameters``: every MindSpore Parameter of the trained cells, such as weights, moments, the global
   step, the learning rate, and the loss scale of a training cell. They are broadcast directly into the
   joining worker's Parameters.
@@ -48,7 +47,7 @@ class Component:
     Args:
         name: the name of the component, unique in the program.
         capture: a function that returns the state as JSON.
-        restore: a function that is called with such a state at another worker, and restores it.
+        restore: a function that restores a captured state on another worker.
         own: whether the state differs between workers by design.
         derive: a function that derives this worker's own state. It is called with the state of another
             worker, after that state has been restored.

@@ -3,9 +3,9 @@
 No worker sends a mixture of old and new values: if the source rank fails during a transfer, a receiver first restores
 its previous values. Only then can the receiver become the source rank.
 
-In a job on several hosts, a joining worker receives large tensors from a rank on its own host, if such a rank has the
-same bits as the source rank. First, the ranks that have the training state compare hashes of it (`from_the_nearest`).
-Only hosts without such a rank receive the tensors over the network.
+In a job on several hosts, a joining worker receives large tensors from a rank on its own host, if such a rank has
+bitwise the same tensors as the source rank. First, the ranks that have the training state compare hashes of their
+states (`from_the_nearest`). Only hosts without such a rank receive the tensors over the network.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FOR_PARAMETERS, _FOR_STATE = 1, 2
 
 @contextlib.contextmanager
 def from_the_nearest(root: int, content: Callable[[], int] | None) -> Iterator[None]:
-    """In this context, receive `root`'s broadcasts from a rank on the same host that has the same bits (collective).
+    """In this context, receive `root`'s broadcasts from a rank on this host, if it has the same data (collective).
 
     All ranks compute the same source ranks, because they gather the same rows. If a source rank fails, the broadcast
     fails on all ranks, as if the root had failed.
@@ -70,8 +70,8 @@ def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], ca
     training call, while the other workers are about to transfer the whole state. Then it continues without a transfer,
     because it will receive the whole state later. The other workers wait for its next call.
 
-    1. Workers that have the state stay in this loop until the joining worker reaches the same call. They repeat the
-       agreement while a worker has entered it for a lower purpose or an earlier call.
+    1. Workers that have the state stay in this loop until the joining worker reaches the same call. These workers
+       repeat the agreement while a worker has entered it for a lower purpose or an earlier call.
     2. A joining worker makes its calls in the program's order. So either it reaches the other workers' call, or its
        program ends. If its program ends, the worker counts as failed, and the next agreement ignores it.
     3. No state is sent before all workers have entered for the same purpose and call. So the state that was captured in
@@ -107,7 +107,7 @@ def models_differ(trained: Iterable[Any]) -> bool:
 def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
     """Copy the values of the root's `parameters` into the `parameters` of each worker, in place (collective).
 
-    If the root has failed, the lowest living rank replaces it. At a joining worker that will receive the whole state
+    If the root has failed, the lowest living rank replaces it. On a joining worker that will receive the whole state
     later, the function returns without waiting.
     """
     from ms_kungfu.ops._sync import broadcast_parameters
@@ -187,8 +187,8 @@ def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> 
 def compare_contents(dataset: Shares) -> None:
     """Compare the samples of workers that begin or resume training together (collective).
 
-    Raise KungFuError at all these workers if the sample with the same number has different content at two workers. If a
-    worker has no contents to compare, the contents aren't recorded as equal.
+    Raise KungFuError on all these workers if two workers have different content for the same sample number. If a worker
+    has no contents to compare, the contents aren't recorded as equal.
     """
     own = dataset.contents
     row = np.array([own is not None, 0 if own is None else own.word()], dtype=np.int64)
@@ -253,9 +253,9 @@ def share_state(state: TrainingState) -> bool:
 
     First, the `averaged` tensors become the mean over the workers that have trained. Then the parameters are sent to
     every worker. The existing members already have the same values. If the models differ by design (with an optimizer
-    that averages models), these members keep their own parameters. Components are restored only at joining workers.
+    that averages models), these members keep their own parameters. Components are restored only on joining workers.
 
-    At a joining worker that is in an earlier training call than the others, the function returns without waiting. The
+    On a joining worker that is in an earlier training call than the others, the function returns without waiting. The
     other workers wait until that worker reaches their call.
     """
     joining = membership.is_joining()
@@ -307,7 +307,7 @@ def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, pref
 
 
 def average(tensors: Sequence[Any], counted: bool = True) -> None:
-    """Average each tensor over the workers, in place, with the same result at every worker (collective).
+    """Average each tensor over the workers, in place, with the same result on every worker (collective).
 
     `counted`: whether this worker's values contribute. The sum is computed in float64, so that the mean of equal values
     of a smaller dtype is exactly that value.

@@ -69,7 +69,7 @@ class StepStatistics:
         `samples`: the number of this worker's samples in the step. `trained`: the number of all workers' samples; None
         if it isn't known.
         """
-        if self._is_first:  # nothing is known about when the first step began
+        if self._is_first:  # it isn't known when the first step began
             return
         self._times.append(self._took)
         self._samples += samples or 0

@@ -1,4 +1,4 @@
-"""Compute weights that assign fewer shards to slow workers. The results' bits don't depend on the assignment."""
+"""Compute weights that assign fewer shards to slow workers. The exact results don't depend on the assignment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def longest(shards: int, seconds: dict[int, float], weights: list[int]) -> float
 
 
 class StragglerWeights:
-    """Measure the time per shard at this worker, and agree with the other workers on the weights for the partition.
+    """Measure the time per shard on this worker, and agree with the other workers on the weights for the partition.
 
     The workers agree in the second, fourth and eighth step of a cluster version, and in every sixteenth step. For this,
     they gather 8 bytes per rank. They don't agree if there is only one worker, or if there are no more shards than
@@ -50,12 +50,12 @@ class StragglerWeights:
         """Return the weights for the next steps (collective).
 
         `counts`: whether to count this worker's time in this step. The caller passes False if the step computed a shard
-        of a new shape, because the time then includes compiling that shape.
+        of a new shape, because the time then includes compiling for that shape.
         """
         if version != self._version:
             self._version, self._steps = version, 0
             self._seconds = self._shards = 0.0
-            weights = []  # after a change of the cluster, other workers may have these ranks
+            weights = []  # after a change of the cluster, the ranks may belong to other workers
         self._steps += 1
         seconds, computed = membership.current().core.shard_pace()
         if self._steps > 1 and counts:  # don't count the first step, which has additional work

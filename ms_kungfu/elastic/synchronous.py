@@ -19,7 +19,7 @@ from ms_kungfu.membership import Change
 
 @dataclass
 class SynchronousSteps:
-    """The synchronous steps of one worker. `size_after` maps a step to the size that the schedule requests then."""
+    """One worker's synchronous steps. `size_after` maps a step to the size that the schedule requests at that step."""
 
     training: Training
     size_after: Callable[[int], int | None]
@@ -40,7 +40,7 @@ class SynchronousSteps:
             self.last.begins()
 
     def follow(self) -> None:
-        """Prepare the next step, after the changes that were due after the last step were carried out."""
+        """Prepare the next step. Called after the changes that were due after the last step."""
         if self.training.should_stop:
             return
         self.measuring.ask("before_step")
@@ -68,7 +68,7 @@ class SynchronousSteps:
         self.changes.statistics.committed(step, samples, trained, loss)
         self.measuring.ask("after_step")
         # Write the checkpoint before the cluster changes. A checkpoint requires all workers, and a joining worker
-        # wouldn't know that it is due.
+        # wouldn't know that a checkpoint is due.
         if self.checkpoints.is_due(step):
             self.checkpoints.write(step)
         change = self.changes.change_to(self.size_after(step), behind_a_step=True)

@@ -56,7 +56,7 @@ class ElasticTraining:
             server resizes the cluster.
         wait: whether the step of a schedule entry waits until the cluster has the entry's size, as in
             KungFu.
-        dataset: the `ElasticDataset` that the loop reads. At a joining worker, it continues from the
+        dataset: the `ElasticDataset` that the loop reads. On a joining worker, it continues from the
             other workers' position. Its iterators end when training ends for this worker.
         loss_scale_manager: a loss scale manager that is a plain Python object. Its numbers become part
             of the training state.
@@ -68,17 +68,18 @@ class ElasticTraining:
             each change of the cluster and before a checkpoint. None means the moving means and
             variances of MindSpore's normalization cells. With ``()`` nothing is averaged, and training
             continues with the lowest rank's values after a resize.
-        checkpoint_dir: the folder of the checkpoints, on all workers (`ms_kungfu.elastic.checkpoint`).
+        checkpoint_dir: the folder of the checkpoints (`ms_kungfu.elastic.checkpoint`). All workers must
+            pass it.
         checkpoint_every: the number of steps between checkpoints. With None, no checkpoints are written
             automatically.
         keep_checkpoints: the number of checkpoints to keep.
         resume: whether to start from the newest checkpoint in `checkpoint_dir`, if there is one. The
-            number of workers may have changed since then. If false, a folder with checkpoints is
-            rejected.
+            number of workers may have changed since that checkpoint. If false, a folder with
+            checkpoints is rejected.
         prepare: a function that compiles the first step. A joining worker calls it before it joins.
         policy: one `Policy` or several (docs/policies.md). Their size requests override the schedule.
-        monitor: the monitor of the steps (docs/monitoring.md). If it is None and there are policies, a
-            monitor is created for them.
+        monitor: the monitor that measures the steps (docs/monitoring.md). If it is None and there are
+            policies, a monitor is created for them.
         evict: a function that evicts workers for a policy. One worker calls it with their ranks.
         total_samples: the number of samples that will have been used when training ends, for
             policies. By default, `epochs` computes it.
@@ -86,7 +87,7 @@ class ElasticTraining:
             optimizers.
 
     Raises:
-        ValueError, TypeError: at each worker, for wrong arguments, before any communication.
+        ValueError, TypeError: on each worker, for wrong arguments, before any communication.
     """
 
     dataset: ElasticDataset | None = None
@@ -155,12 +156,12 @@ class ElasticTraining:
 
     @property
     def wanted_size(self) -> int:
-        """The size that a policy has requested, until the cluster reaches it; otherwise the current size."""
+        """The size in a policy's pending request; the current size if no request is pending."""
         return self._measuring.wanted_size
 
     @property
     def parameters(self) -> list[Any]:
-        """The Parameters that are kept equal on all workers, each once."""
+        """The Parameters that are kept equal on all workers, without duplicates."""
         return self.carried.parameters
 
     @property
@@ -181,7 +182,7 @@ class ElasticTraining:
     def average_statistics(self) -> None:
         """Average the tensors that differ between the workers by design, such as moving statistics.
 
-        Afterwards an evaluation has the same result at each worker. The method is collective. Call it
+        Afterwards an evaluation has the same result on each worker. The method is collective. Call it
         between steps. If each worker trains a separate model, call it after the optimizer's `merge`,
         because the averaged statistics belong to the merged model.
         """
@@ -210,7 +211,7 @@ class ElasticTraining:
 
         The method is collective; every worker calls it once per step. After a change of the cluster,
         the joining workers have the state, and this worker's dataset continues with its new share of
-        the samples. The arguments are for the monitor and the policies. Errors are raised at every
+        the samples. The arguments are for the monitor and the policies. Errors are raised on every
         worker.
 
         Args:
@@ -262,7 +263,7 @@ class ElasticTraining:
         self.changes.stop_asked = True
 
     def agree_on_stop(self) -> bool:
-        """Return whether to stop at this end of an epoch, because a worker has requested a stop.
+        """Return whether a requested stop takes effect at the end of this epoch.
 
         The method is collective. Directly after a change of the cluster, workers that have joined may
         not be at the end of this epoch. The workers then agree at the end of the next step instead.
@@ -309,7 +310,7 @@ class ElasticTraining:
         complete, another worker writes a checkpoint.
 
         Raises:
-            DivergenceError: at every worker, if workers differ in a value that must be equal.
+            DivergenceError: on every worker, if workers differ in a value that must be equal.
         """
         if self.asynchronous:
             self._asynchronous.end()
@@ -319,7 +320,7 @@ class ElasticTraining:
         self.changes.end()
 
     def check_sameness(self) -> None:
-        """Raise DivergenceError at every worker if workers differ in a value that must be equal.
+        """Raise DivergenceError on every worker if workers differ in a value that must be equal.
 
         The method is collective. Call it between steps; `end` calls it automatically. During training,
         each value is checked once every hundred steps.
@@ -329,7 +330,7 @@ class ElasticTraining:
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the epochs of a training call that has `count` epochs.
 
-        The method calls `begin`, and then yields ``range(count)``. At a joining worker, it starts with
+        The method calls `begin`, and then yields ``range(count)``. On a joining worker, it starts with
         the other workers' current epoch. This may be an epoch whose steps are all done but which hasn't
         ended. A worker that joins or resumes in such an epoch gets no batch, but runs the code after the
         batches.

@@ -1,8 +1,8 @@
-"""How a worker takes part in cluster changes: its cluster's ranks, and how they adopt the next version.
+"""How a worker takes part in cluster changes, and how the ranks adopt the next cluster version.
 
-Only the thread that trains may call these functions, but any thread may call :func:`evict` and :func:`join`. No
-function may run while another collective of this process runs. Call :func:`ms_kungfu.runtime.init` first. Each file
-contains the correctness argument for its part:
+Only the training thread may call these functions, but any thread may call :func:`evict` and :func:`join`. No function
+may run while another collective of this process runs. Call :func:`ms_kungfu.runtime.init` first. Each file contains
+the correctness argument for its part:
 
 - `member`: this process's membership state, and its interfaces to the outside world
 - `identity`: the rank, the cluster size and the name of this process
@@ -80,12 +80,12 @@ def watch_reductions() -> Reductions:
 
 
 def take_participants() -> list[int]:
-    """Call :meth:`Reductions.take_participants` on an object that all callers without their own object share."""
+    """Call :meth:`Reductions.take_participants` on the object for callers that don't have their own object."""
     return current().outcomes.of_nobody.take_participants()
 
 
 def participants_of(version: int) -> list[int] | None:
-    """Return the participants in a cluster version's last reductions; None if this process wasn't a member of it."""
+    """Return the participants in a cluster version's last reductions; None if this process wasn't a member then."""
     return current().outcomes.by_version.get(version)
 
 

@@ -31,7 +31,7 @@ _AGAIN_S = 5.0
 
 
 class Answers(NamedTuple):
-    """The numbers that a process without a slot reports: those of its worker, or those for which it was started."""
+    """The numbers that a process without a slot reports: its worker's numbers, or those planned at its start."""
 
     rank: int
     size: int
@@ -55,7 +55,7 @@ def _is_main_thread() -> bool:
 class _Unguarded:
     """The handler of UNGUARDED_SIGNAL.
 
-    It raises an error at most once every `_AGAIN_S`, so that the program has time to clean up. If the program
+    It raises an error at most once every `_AGAIN_S` seconds, so that the program has time to clean up. If the program
     suppresses the error, for example in a `__del__`, the signal of a later child raises the error again.
     """
 
@@ -80,7 +80,7 @@ def parents_answers(member: Member) -> Answers | None:
 
 
 def may_take_a_slot(member: Member) -> bool:
-    """Return whether this process could take a slot that is meant for a worker and hasn't been requested yet."""
+    """Return whether this process could take a worker's slot that the worker hasn't requested yet."""
     from multiprocessing import parent_process
 
     return parent_process() is not None and parents_answers(member) is None

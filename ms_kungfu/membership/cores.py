@@ -1,6 +1,6 @@
 """Fix the number of a worker's cores if the exact results depend on that number.
 
-Some of MindSpore's CPU kernels split their work by the number of cores in the affinity mask at the time of the launch.
+Some of MindSpore's CPU kernels split their work by the number of cores in the affinity mask when a kernel is launched.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def fix_cores() -> None:
             for _ in range(_MAX_PASSES):  # a thread may start another thread before this loop pins it
                 if not pin_threads("self", {core}):
                     break
-        # The level is DEBUG, because each worker logs this line, and docs/shards.md describes the setting.
+        # The level is DEBUG, because each worker logs this line.
         _log.debug("shards: cores=%d cpus=%s", core_count(), ",".join(map(str, sorted(os.sched_getaffinity(0)))))
     member.cores_fixed = True
 

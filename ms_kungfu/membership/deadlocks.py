@@ -1,4 +1,4 @@
-"""Detect ranks that wait for each other in different operations. This file contains a worker's part in Python.
+"""Detect ranks that wait for each other in different operations. This file contains the Python part.
 
 A watching thread sleeps until another thread of this process has waited in a collective for 0.1 s. From then on, the
 watching thread checks every 0.1 s whether the process makes progress. The code of
@@ -34,7 +34,7 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _NOT_THE_PROGRAM = ("ms_kungfu", "mindspore")
 
 
-_watched: set[int] = set()  # process IDs: of this process, and of the processes from which it was forked
+_watched: set[int] = set()  # the IDs of this process and of the processes from which it was forked
 
 
 def start(core: Any, start_thread: Callable[[str, Callable[[], None]], None]) -> None:
@@ -61,7 +61,7 @@ def watch(core: Any) -> None:
 
 
 def begin_nothing(frames: Mapping[int, FrameType]) -> bool:
-    """Return whether, as far as these frames show, none of their threads begins collectives."""
+    """Return whether none of these frames belongs to a thread that may begin collectives."""
     for frame in frames.values():
         # `_worker` is the innermost frame of an idle executor thread: another thread has to submit its next task. If an
         # executor thread runs a task that is written in C, its innermost frame is another function of that module.
@@ -69,7 +69,7 @@ def begin_nothing(frames: Mapping[int, FrameType]) -> bool:
             continue
         first = "threading"
         at: FrameType | None = frame
-        while at is not None:  # go outwards to the function that the thread was started with
+        while at is not None:  # go outwards to the thread's start function
             first = _module(at) if _module(at) != "threading" else first
             at = at.f_back
         if _package(first) not in _BEGIN_NOTHING and first != _FEEDERS:

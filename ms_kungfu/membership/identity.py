@@ -23,7 +23,7 @@ def identity() -> tuple[PeerID, int]:
 
 
 def peer_of(rank: int) -> PeerID | None:
-    """Return the address of this rank's worker in the present cluster; None if there is no such rank."""
+    """Return the address of this rank's worker in the current cluster; None if there is no such rank."""
     cluster = current().cluster
     workers = () if cluster is None else cluster.workers
     return workers[rank] if rank < len(workers) else None
@@ -83,7 +83,7 @@ def set_catching_up(catching_up: bool) -> None:
 
 
 def check_caught_up(what: str) -> None:
-    """Raise KungFuError if this process is catching up, because the other workers don't call the collective `what`."""
+    """Raise KungFuError if this process is catching up: the other workers then don't call the collective `what`."""
     if current().catching_up:
         raise KungFuError(
             f"{what} can't run on a joining worker now: the other workers wait for this worker in a later training "
@@ -111,7 +111,7 @@ def is_first_cluster() -> bool:
 
 
 def answers_without_slot() -> Answers | None:
-    """Return the numbers of a process without a slot: those of its worker, or those for which it was started.
+    """Return the numbers of a process without a slot: its worker's numbers, or those planned at its start.
 
     Return None if this process is in a cluster, or if `kungfu-run` hasn't started it.
     """
@@ -130,13 +130,13 @@ def answers() -> Answers:
 
 
 def rank() -> int:
-    """Return this process's rank. Before it has joined, this is the rank for which it was started."""
+    """Return this process's rank; before this process joins, the planned rank."""
     without_slot = answers_without_slot()
     return int(current().core.rank()) if without_slot is None else without_slot.rank
 
 
 def size() -> int:
-    """Return the number of ranks. Before this process has joined, this is the size for which it was started."""
+    """Return the number of ranks; before this process joins, the planned number."""
     without_slot = answers_without_slot()
     return int(current().core.size()) if without_slot is None else without_slot.size
 
@@ -147,7 +147,7 @@ def cluster_version() -> int:
 
 
 def local_rank() -> int:
-    """Return the rank among this host's workers. Before this process has joined, this is the planned local rank."""
+    """Return the rank among this host's workers; before this process joins, the planned local rank."""
     without_slot, member = answers_without_slot(), current()
     if without_slot is not None:
         return without_slot.local_rank
@@ -156,7 +156,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """Return the number of workers on this host. Before this process has joined, this is the planned number."""
+    """Return the number of workers on this host; before this process joins, the planned number."""
     without_slot = answers_without_slot()
     return len(_workers_here(current())) if without_slot is None else without_slot.local_size
 

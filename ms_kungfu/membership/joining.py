@@ -116,15 +116,15 @@ def enter(member: Member, granted: Granted, has_state: bool) -> None:
 
 
 def enter_first(member: Member, granted: Granted | Detached | Stay) -> None:
-    """Join the first cluster of this process, or detach if the broker no longer has a slot for this process."""
+    """Let this process join its first cluster, or detach it if the broker no longer has a slot for it."""
     if not isinstance(granted, Granted):
         # The cluster shrank again before this process was ready.
         detach(member, None, evicted=isinstance(granted, Detached) and granted.evicted)
         return
     member.self_id, member.incarnation = granted.peer, granted.incarnation
     enter(member, granted, has_state=False)
-    # In the job's first cluster, no worker has a training state to send. A worker that joins later must receive one,
-    # even if the ranks that have it fail at that moment. Otherwise, it would silently train from the beginning.
+    # In the job's first cluster, no worker has a training state to send. A worker that joins later must receive the
+    # state. Otherwise, if the ranks with the state failed now, the worker would silently train from the beginning.
     member.received = not member.deferred
     _leave_on_sigterm(member)
 
@@ -171,7 +171,7 @@ def _tell_who_works_on(member: Member) -> None:
 
 
 def _leave_on_sigterm(member: Member) -> None:
-    """Handle SIGTERM by asking the launcher to remove this worker after its step. Any thread may train.
+    """Handle SIGTERM by asking the launcher to remove this worker after its step.
 
     SIGTERM may mean that the machine is needed for something else. If the worker can't leave, the launcher ends the job
     after a checkpoint.

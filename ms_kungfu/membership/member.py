@@ -159,10 +159,10 @@ class Member:
         # Whether this process has joined while the other workers wait for it in a later training call.
         self.catching_up = False
         self.requested_size: int | None = None  # a size that all ranks have requested but that isn't in the store yet
-        self.pending: tuple[int, int] | None = None  # the last size that was written to the store, and its version
-        self.request: Any = None  # on the rank that writes `requested_size`: its `SizeRequest`
+        self.pending: tuple[int, int] | None = None  # (size, version) of the cluster last written to the store
+        self.request: Any = None  # the `SizeRequest`, on the rank that writes `requested_size`
         self.superseded = 0  # the newest prepared version that the members have skipped
-        self.sync_points = 0  # number of sync points of this cluster version that this process has entered
+        self.sync_points = 0  # number of sync points that this process has entered in this cluster version
         self.training_step: int | None = None  # for the launcher's log lines
         self.ended_steps = EndedSteps()
         self.spent: dict[str, float] = {}  # activity -> seconds spent on it
@@ -189,7 +189,7 @@ class Member:
             self._broker.close()
 
     def speaks_first(self) -> bool:
-        """Return whether this is the lowest living rank."""
+        """Return whether this process is the lowest living rank."""
         return int(self.core.living()[0]) == int(self.core.rank())
 
 

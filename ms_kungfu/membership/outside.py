@@ -32,11 +32,11 @@ class OutsideWatch:
         self._told = 0
 
     def look(self, now: float, version: int, prepared: int, activity: Any, waits: bool) -> float | None:
-        """Return how many seconds this worker has been outside of steps while a change waits; None to log nothing.
+        """Return how many seconds this worker has been outside of steps while a change waits; None if no line is due.
 
         Args:
             now: the time in seconds.
-            version: the present cluster version.
+            version: the current cluster version.
             prepared: the newest prepared cluster version.
             activity: a value that changes whenever a step or a collective has ended.
             waits: whether the main thread is in a collective, so that it waits for other workers.
@@ -53,7 +53,7 @@ class OutsideWatch:
 
 
 def start(member: Member) -> None:
-    """Start the watch in a separate thread, unless this process already has one. Call it if the cluster may change."""
+    """Start the watch in a separate thread, once per process. Call this function if the cluster may change."""
     if os.getpid() in _watched:
         return
     _watched.add(os.getpid())

@@ -1,6 +1,6 @@
 """Report that a worker's program has ended, before the interpreter exits.
 
-The launcher then doesn't replace the worker if the interpreter crashes while it exits.
+The launcher then doesn't replace the worker if the interpreter crashes during its exit.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class Outcomes:
         self.owners: weakref.WeakSet[Reductions] = weakref.WeakSet()
         # cluster version -> participants in its last reductions; a few bytes per version
         self.by_version: dict[int, list[int]] = {}
-        self.of_nobody = Reductions(self)  # for callers that don't own an object
+        self.of_nobody = Reductions(self)  # for callers that don't have their own `Reductions`
 
     def look(self) -> None:
         gradient, latest, commits, first, last = self.core.take_reductions()
@@ -22,7 +22,7 @@ class Outcomes:
             each.add(gradient, latest, commits, first, last)
 
     def end_version(self, version: int) -> None:
-        """Save the participants in the last reductions of a cluster version, which has ended, in `by_version`."""
+        """Save the participants in the last reductions of a cluster version that has ended."""
         self.look()
         latest = max(each.latest() for each in self.owners)
         self.by_version[version] = list(self.core.members_of(latest))
@@ -43,7 +43,7 @@ class Reductions:
         outcomes.owners.add(self)
 
     def forget(self) -> None:
-        """Discard the outcomes so far. A generation is stored as its number plus 1; 0 means that there is none."""
+        """Discard the outcomes so far. A generation is stored as its number plus 1; 0 means no generation."""
         self._gradient = self._any = self._commits = self._first = self._last = 0
 
     def add(self, gradient: int, latest: int, commits: int, first: int, last: int) -> None:

@@ -1,9 +1,10 @@
-"""Send this worker's reports for the job's event log (`ms_kungfu.job_events`), and measure what it spends time on.
+"""Send this worker's reports for the job's event log (`ms_kungfu.job_events`), and measure how long activities take.
 
-1. A report never waits and never raises an error. It is sent over the connection that this worker used to join. If the
-   connection can't accept the report immediately, the report is lost. A process without a launcher reports nothing.
-2. A report's values always pass the launcher's checks, whatever the program passes. Otherwise, the launcher would close
-   the connection, which the worker needs to adopt the next cluster version.
+1. Sending a report never waits and never raises an error. The worker sends it over the connection with which it joined.
+   If the connection can't accept the report immediately, the report is lost. A process without a launcher reports
+   nothing.
+2. A report's values always pass the launcher's checks, whatever values the program passes. Otherwise, the launcher
+   would close the connection, which the worker needs to adopt the next cluster version.
    (`test_any_reported_value_is_read`.)
 """
 

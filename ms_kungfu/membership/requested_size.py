@@ -57,7 +57,7 @@ class SizeRequest:
     ) -> None:
         """Start the thread. `previous` is the request that this request replaces.
 
-        The thread of `previous` may still be writing, so the new thread waits until it has ended.
+        The thread of `previous` may still be writing, so the new thread waits until that thread has ended.
         """
         self.size = size
         self.version: int | None = None  # the version of the written cluster
@@ -181,7 +181,7 @@ def propose(size: int) -> int:
 def want(member: Member, size: int) -> None:
     """Record that all ranks request `size`."""
     there = member.pending[0] if member.pending is not None else int(member.core.size())
-    # If another size is being written at this moment, `size` has to be written after it, even if nothing would change.
+    # If another size is being written, `size` has to be written afterwards, even if it is already the pending size.
     member.requested_size = None if size == there and member.requested_size is None else size
 
 
@@ -228,7 +228,7 @@ def expect(joining: int, size: int) -> None:
     """Notify the launcher that the ranks will request `size` next, with `joining` new workers.
 
     The launcher can then start these workers early (`ms_kungfu.launcher.state.prestarted`). A separate thread sends the
-    notification. If this fails, the launcher starts the workers only when the ranks request the size.
+    notification. If it is lost, the launcher starts the workers only when the ranks request the size.
     """
     member = current()
     version = int(member.core.cluster_version())

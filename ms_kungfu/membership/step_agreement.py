@@ -1,4 +1,4 @@
-"""Let all ranks agree, once per step, on the next version of their cluster, in a collective of the current version.
+"""Let all ranks agree once per step on the next cluster version, in a collective of the current version.
 
 All ranks have the same role. In one small all-reduce, they agree on the newest prepared cluster version, on a requested
 size, and on the result of that request (`requested_size`). A version is prepared when all its new processes are ready,
@@ -21,7 +21,7 @@ from ms_kungfu.membership.member import Change, Member, current
 from ms_kungfu.membership.requested_size import LATER, PENDING, REFUSED, drop, pursue, refusal_of, unpack, want
 
 _MAX = 3  # the reduction "max" in `_arrays.OPS`
-# The launcher's own timeout expires earlier, so that it can still prepare a version without the joining workers.
+# The launcher's own timeout expires earlier, so that the launcher can still prepare a version without joining workers.
 _GIVE_UP_MARGIN_S = 10.0
 _ALL_BITS = (1 << 64) - 1
 
@@ -37,10 +37,10 @@ def step(size: int | None = None, wait: bool = False, word: int = 0, settle: Set
 
     Args:
         size: the size to request, for example from a schedule; None keeps the current request. If the ranks pass
-            different sizes, the largest size is requested. The lowest living rank writes it to the config server. The
-            cluster changes at a later step, as soon as the joining workers are ready.
+            different sizes, the largest size is requested. The lowest living rank writes the request to the config
+            server. The cluster changes at a later step, as soon as the joining workers are ready.
         wait: whether to return only when the requested size is reached, as KungFu's resize does. If false, training
-            continues until then. The value must be the same on all ranks.
+            continues in the meantime. The value must be the same on all ranks.
         word: any number below 2**64, which is compared with the words of the other ranks (see `settle`).
         settle: a function that is called before the cluster changes, on all ranks or on none. Its argument says whether
             all ranks have passed the same word. The function may call collectives. If it returns true, the cluster
@@ -48,7 +48,7 @@ def step(size: int | None = None, wait: bool = False, word: int = 0, settle: Set
             exception, `step` raises that exception, and the cluster doesn't change.
 
     Raises:
-        ResizeError: if the change isn't possible. Every rank raises it, and the cluster doesn't change.
+        ResizeError: on every rank, if the change isn't possible. The cluster doesn't change.
     """
     join()
     member = current()
@@ -64,7 +64,7 @@ def step(size: int | None = None, wait: bool = False, word: int = 0, settle: Set
 
 
 def resize(size: int) -> Change:
-    """Change the cluster to `size` ranks. All ranks must call it. See :func:`ms_kungfu.runtime.resize`."""
+    """Change the cluster to `size` ranks (collective). See :func:`ms_kungfu.runtime.resize`."""
     join()
     check_caught_up("kf.resize")
     if size < 1:
@@ -86,7 +86,7 @@ def change_size(size: int) -> tuple[bool, bool]:
 
 
 def note_step(number: int) -> None:
-    """Record the number of the training step, so that log lines about cluster changes can name it."""
+    """Record the number of the training step, for log lines about cluster changes."""
     current().training_step = number
 
 
@@ -202,8 +202,8 @@ def _await_prepared(member: Member, version: int) -> bool:
 def _adopt(member: Member, version: int) -> Change | None:
     """Adopt cluster `version`, on which all current members have agreed.
 
-    If no member adopts the version, return None on all members. This happens if a newer version has superseded it, or
-    if the ranks that would have transferred the training state have failed.
+    If no member adopts the version, return None on all members. This happens if a newer version has superseded this
+    version, or if the ranks that would have transferred the training state have failed.
     """
     before, old_size, old_version = member.cluster, int(member.core.size()), int(member.core.cluster_version())
     granted = request_segment(member, old_version, version, member.get(env.JOIN_TIMEOUT))

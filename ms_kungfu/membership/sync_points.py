@@ -1,4 +1,4 @@
-"""Sync points: the only collectives of membership in asynchronous training.
+"""Sync points: the only membership collectives in asynchronous training.
 
 Ranks that run their steps at different speeds can't agree once per step. Instead, each rank reads two words of the
 shared-memory segment after its step (:func:`sync_point_is_due`). If neither word requests a sync point, the rank
@@ -15,7 +15,7 @@ continues. Otherwise, all ranks call :func:`enter_sync_point`, agree on the trai
 2. A rank that enters a sync point waits there and requests no other sync point. Each rank contributes its own reason
    for the sync point. So all ranks enter the same sync points in the same order, whatever their reasons. A sync point
    waits only for the slowest rank's current step. (`test_simulated_jobs.py`.)
-3. If a rank fails before or in a sync point, the operations of the other ranks end without it (docs/recovery.md). If
+3. If a rank fails before or in a sync point, the other ranks' operations end without that rank (docs/recovery.md). If
    only the failed rank had a reason for the sync point, the other ranks enter it anyway and then continue. The failure
    leads to a new version, which is the reason for the next sync point.
 4. The lowest living rank writes a requested size after its own steps, without a sync point. If that rank fails, the
@@ -82,5 +82,5 @@ def follow_sync_point(size: int | None) -> Change:
 
 
 def _pursue(member: Member) -> int:
-    """Write the requested size, if any, if this is the lowest living rank. Return the kind of the result."""
+    """If this process is the lowest living rank, write the requested size, if any. Return the kind of the result."""
     return NOTHING if member.requested_size is None else unpack(pursue(member, wait=False, must=False))[0]

@@ -63,7 +63,7 @@ def _first_events(member: Member, host: str) -> list[dict[str, object]]:
 
 
 def _clock() -> str:
-    """Return an ID that all processes with the same CLOCK_MONOTONIC share: the boot and the time namespace."""
+    """Return an ID of the boot and the time namespace. Processes with the same ID have the same CLOCK_MONOTONIC."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/time")
     except OSError:  # no /proc, or a kernel without time namespaces

@@ -48,8 +48,8 @@ class NoiseScalePolicy(Policy):
             the range of the extrapolation.
         probe: the number of steps that a single worker trains before the policy requests a second
             worker to measure the noise. A single worker can measure the noise only with shards.
-        warmup: the number of steps after each resize that the policy doesn't measure, because code
-            is compiled in them.
+        warmup: after each resize, the policy doesn't measure this number of steps, because code is
+            compiled in them.
 
     Raises:
         ValueError: for a value outside of its range.
@@ -164,8 +164,7 @@ class NoiseScalePolicy(Policy):
             return self._change(second, "one worker can't measure the noise scale alone; two workers can")
         if q.gradient_noise_scale is None or q.noise_scale_steps < self._min_measurements or q.step % self._interval:
             return None
-        # The noise scale is infinite if noise hides the gradient. Replace it by a finite number that is far larger than
-        # the largest batch.
+        # If noise hides the gradient, the noise scale is infinite. Limit it to a number far above the largest batch.
         noise = min(q.gradient_noise_scale, 1e3 * q.local_batch_size * self._sizes[-1])
         horizon = self.horizon(q)
         here = q.cluster_size
@@ -238,7 +237,6 @@ class NoiseScaleLearningRate(Policy):
 
     The rate is ``max_learning_rate / (1 + noise_scale / batch_size)``. Here, the noise scale is the
     paper's simple noise scale, which doesn't include the curvature.
-
 
     Source: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, equation 2.9.
 

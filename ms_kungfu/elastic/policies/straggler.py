@@ -22,7 +22,7 @@ class StragglerPolicy(Policy):
             median. It must be above 1.
         patience: the number of consecutive slow steps after which the worker is evicted.
         min_size: the minimum number of workers that remain after an eviction.
-        warmup: the number of steps after each change of the cluster that the policy ignores.
+        warmup: after each change of the cluster, the policy ignores this number of steps.
 
     Raises:
         ValueError: for a value outside of its range.

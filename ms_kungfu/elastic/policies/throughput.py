@@ -42,8 +42,8 @@ class ThroughputPolicy(Policy):
         efficiency: the fraction of the ideal gain that a larger size must reach. From 2 to 4
             workers, the throughput ideally doubles, so 0.5 requires 1.5 times the throughput.
         window: the number of steps that are measured at a size; the policy uses their median.
-        warmup: the number of steps after each resize that the policy doesn't measure, because code
-            is compiled in them.
+        warmup: after each resize, the policy doesn't measure this number of steps, because code is
+            compiled in them.
         drop: the fraction by which the throughput at the chosen size must change to start a new
             search. The throughput may change, for example, because of another job on the machine.
             The search begins at the smallest size. With None, there is never a new search.
