@@ -11,7 +11,7 @@ from ms_kungfu._installation import checkout
 from ms_kungfu._processes import printing
 from ms_kungfu._version import VERSION
 
-# Each command as a user types it, with its purpose. tests/unit/test_commands.py checks that no command is missing.
+# tests/unit/test_commands.py checks that no command is missing.
 COMMANDS = {
     "kungfu-run": "starts a program as the workers of a job, on one host or several",
     "kungfu-run status": "shows the running jobs: workers, steps, changes and their reasons",
@@ -22,13 +22,13 @@ COMMANDS = {
     "kungfu-run report": "writes a report about a job that has ended, from its event log, as a single HTML file",
     "kungfu-run trace": "merges the traces of a job's workers for Perfetto, and shows what took the time",
     "kungfu-distribute": "runs a command, usually kungfu-run, on each host over ssh",
-    "kungfu-config-server": "keeps the desired cluster of jobs, also between jobs",
+    "kungfu-config-server": "stores the desired cluster of jobs, even while no job runs",
     "python -m ms_kungfu.doctor": "checks installation, machine and devices, and prints remedies",
     "python -m ms_kungfu.fusion": "shows which gradients of a network are reduced together",
     "python -m ms_kungfu.dataset.audit": "proves from a ledger that each sample was trained once per epoch",
     "python -m ms_kungfu.replay": "runs a program with shards again and compares the results bit by bit",
-    "python -m ms_kungfu.bench": "says where the benchmarks are (in a checkout)",
-    "python -m ms_kungfu.chaos": "kills workers of a job and resizes it, and checks that the job continues",
+    "python -m ms_kungfu.bench": "prints where the benchmarks are",
+    "python -m ms_kungfu.chaos": "kills a job's workers, resizes the job, and checks that the job continues",
     "python -m ms_kungfu.c_api": "prints where the headers of the C ABI are, for C++ programs",
     "python -m ms_kungfu.env": "lists the environment variables (docs/environment.md)",
     "python -m ms_kungfu.devices.rank_table": "shows the devices of an Ascend rank table",

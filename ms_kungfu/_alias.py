@@ -1,12 +1,11 @@
 """Support programs that import KungFu's names from MindSpore's modules.
 
-KungFu once shipped a modified MindSpore. It had KungFu's primitives in ``mindspore.ops.operations.kungfu_comm_ops``,
-KungFu's optimizers in ``mindspore.nn.optim.kungfu`` and ``mindspore.nn``, KungFu's callbacks in
-``mindspore.train.callback._kungfu``, and KungFu's bindings in ``mindspore._c_expression``. Programs for the modified
-MindSpore import these modules. This package makes such imports work with stock MindSpore, without changing MindSpore's
-files. An import finder, which comes after all other finders, provides the modules with this package's classes and
-functions. MindSpore's own modules resolve KungFu's names, too. If a name has no counterpart in this package, using the
-name raises an error that names the alternative.
+KungFu's modified MindSpore has KungFu's primitives in ``mindspore.ops.operations.kungfu_comm_ops``, its optimizers in
+``mindspore.nn.optim.kungfu`` and ``mindspore.nn``, its callbacks in ``mindspore.train.callback._kungfu``, and its
+bindings in ``mindspore._c_expression``. Programs for the modified MindSpore import these modules. This package makes
+these imports work with stock MindSpore, without changing MindSpore's files. An import finder, which comes after all
+other finders, provides the modules with this package's classes and functions. MindSpore's own modules resolve KungFu's
+names, too. If a name has no counterpart in this package, using the name raises an error that names the alternative.
 
 cmake/ms_kungfu_alias.pth and ms_kungfu_names.py are installed next to the package. They are for programs that import
 MindSpore before this package, or that don't import this package. Python runs the .pth file whenever an interpreter
@@ -28,9 +27,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.abc import Loader
 else:
-    Loader = (
-        object  # Python needs no base class here, and importing importlib.abc is slower than the rest of this package
-    )
+    Loader = object  # importing importlib.abc would take longer than importing the rest of this package
 
 NAME = "mindspore.ops.operations.kungfu_comm_ops"
 _OPTIMIZERS = "mindspore.nn.optim.kungfu"
@@ -38,7 +35,7 @@ _CALLBACKS = "mindspore.train.callback._kungfu"
 MADE = (NAME, _OPTIMIZERS, _CALLBACKS)
 """The modules that only KungFu's modified MindSpore has."""
 
-# KungFu's names for its bindings -> this package's names.
+# KungFu's names of bindings -> this package's names.
 _OLD_NAMES = {
     "kungfu_init": "init",
     "kungfu_finalize": "finalize",
@@ -59,10 +56,10 @@ _SUMMED = ("KungFuMomentum", "KungFuSGD")
 
 
 def _later(module: str, name: str, places: Sequence[str]) -> Any:
-    """Resolve a name, but only when the program uses the name, because resolving it imports more modules."""
+    """Resolve one of KungFu's names. Call this only when the program uses the name, because it imports modules."""
     if name in _REFUSED:
         # Don't raise an AttributeError, because `from ... import` would replace its message.
-        raise ImportError(f"ms_kungfu has no {name} of KungFu's MindSpore: {_REFUSED[name]}")
+        raise ImportError(f"ms_kungfu has no counterpart of KungFu's {name}: {_REFUSED[name]}")
     if name in _OLD_NAMES:
         return getattr(import_module("ms_kungfu"), _OLD_NAMES[name])
     for place in places:
@@ -80,7 +77,7 @@ def _later(module: str, name: str, places: Sequence[str]) -> Any:
 
 
 def of_mindspore(module: str, name: str) -> Any:
-    """Return what KungFu's name `name` in a MindSpore module stands for, or None. Called by ms_kungfu_names.py."""
+    """Return this package's object for KungFu's name `name` in a MindSpore module, or None."""
     try:
         return _later(module, name, () if module == "mindspore._c_expression" else ("optimizers",))
     except AttributeError:

@@ -16,7 +16,7 @@ else:
 #: The ``op`` of a reduction -> its number in the C ABI. The ``mean`` of integers is rounded towards zero.
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "prod": 4}
 UINT8, _BFLOAT16 = 1, 9
-# NumPy's type characters of the dtypes that the buffer protocol can describe and the runtime can reduce.
+# NumPy's type characters of the dtypes that the buffer protocol can describe and that the runtime can reduce.
 _NUMBERS = frozenset("bBhHiIlLqQefd")
 
 
@@ -44,9 +44,9 @@ def native_input(value: ArrayLike) -> Array:
 
 
 def reducible(array: Array) -> tuple[Array, int]:
-    """Return the array in a form that the buffer protocol supports, and the C ABI's number of its dtype.
+    """Return the array in a form that the buffer protocol supports, and the dtype's number in the C ABI.
 
-    The number is -1 if the buffer protocol can describe the dtype itself.
+    The number is -1 if the buffer protocol can describe the dtype.
     """
     if array.dtype.char in _NUMBERS:
         return array, -1

@@ -1,8 +1,7 @@
 """Let `import ms_kungfu` work in a checkout's root, where the source folder hides the installed package.
 
 The source folder has no compiled runtime, so importing it alone fails. The first lines of ``ms_kungfu/__init__.py``
-pass the package's globals to :func:`use_installed_build`, which makes the package load the installed modules. A copy of
-the build in the source folder would soon become outdated.
+pass the package's globals to :func:`use_installed_build`, which makes the package load the installed modules.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ def use_installed_build(package: MutableMapping[str, Any]) -> None:
         script = Path(path[0]).parent / "install-kungfu.sh"
         if script.is_file():
             raise ImportError(
-                f"{path[0]} holds the sources of ms_kungfu but no build of it, and none is installed for this Python: "
-                f"run {script}"
+                f"{path[0]} holds the sources of ms_kungfu but no build of it, and no build is installed for this "
+                f"Python: run {script}"
             )
         from ._installation import reinstall
 
         raise ImportError(f"{path[0]} lacks ms_kungfu._core: the installation is damaged; {reinstall()}")
     if str(build) not in path:
-        # Change the list in place, because the import system also uses this list object (the spec's search locations).
+        # Change the list in place, because the import system also uses this list object.
         path[:] = [str(build)]
         package["__file__"] = str(build / "__init__.py")

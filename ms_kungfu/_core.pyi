@@ -1,4 +1,4 @@
-# The types of ops_src/bindings/core.cc.
+# The functions and classes of ops_src/bindings/core.cc.
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
@@ -44,7 +44,8 @@ def resize(size: int) -> tuple[bool, bool]: ...
 def set_join_handler(callable: Callable[[], None] | None) -> None: ...
 def set_resize_handler(callable: Callable[[int], tuple[bool, bool]] | None) -> None: ...
 
-# Arrays are anything with the buffer protocol; op and dtype are kf_op and kf_dtype of ops_src/include/kungfu/c_api.h.
+# An array is any object that supports the buffer protocol. `op` and `dtype` are values of kf_op and kf_dtype in
+# ops_src/include/kungfu/c_api.h.
 def all_reduce(name: str, input: Any, output: Any, op: int, dtype: int = -1) -> None: ...
 
 class PreparedAllReduce:
@@ -110,7 +111,8 @@ class TlsEnd:
     def write(self, bytes: bytes) -> None: ...
     def take(self) -> bytes: ...
 
-# ops_src/bindings/transport.cc. Lists by rank: its host, its address; by host: its name, sockets connected to it.
+# Defined in ops_src/bindings/transport.cc. `host_of_rank` and `addresses` have one entry per rank; `names`,
+# `connections` and `for_models` have one entry per host.
 class InterHostTransport:
     def __init__(
         self,
@@ -132,8 +134,9 @@ class InterHostTransport:
     def fail(self, text: str) -> None: ...
     def close(self) -> None: ...
 
-# ops_src/bindings/bench.cc: seconds per call, for each sample of `batch` calls. A set is (inputs, outputs), a group the
-# tensors [begin, end) that travel together; functions and handles of MPI are addresses.
+# Defined in ops_src/bindings/bench.cc. A sample consists of `batch` calls. Each function returns the seconds per call
+# for each sample. A set is a pair (inputs, outputs). A group is the range [begin, end) of tensors that are sent
+# together. MPI's functions and handles are passed as addresses.
 def _time_collective(
     kind: str,
     name: str,
@@ -161,14 +164,14 @@ def _time_mpi(
 ) -> list[float]: ...
 def _time_memcpy(sets: list[tuple[list[Any], list[Any]]], samples: int, batch: int) -> list[float]: ...
 
-# ops_src/bindings/store.cc: a worker's latest models, which the others read. Buffers are of bytes.
+# Defined in ops_src/bindings/store.cc: save this worker's models, or read another worker's latest models.
 def set_store_handlers(announce: Callable[[int], str] | None, find: Callable[[int], int] | None) -> None: ...
 def reset_store() -> None: ...
 def save(name: str, layout: str, buffer: Any) -> int: ...
 def describe_saved(rank: int, name: str) -> tuple[str, int, int]: ...
 def request(rank: int, name: str, layout: str, buffer: Any) -> int: ...
 
-# ops_src/bindings/shards.cc
+# Defined in ops_src/bindings/shards.cc.
 def begin_sharded_step(
     shards: int, last: float, mean: bool, weights: list[int], seed: int, step: int, statistics: list[Any]
 ) -> None: ...

@@ -12,9 +12,9 @@ from functools import reduce
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 _FORMER = "DNNL_MAX_CPU_ISA"
 
-# The levels of instruction sets in oneDNN 3. Each key is a value of dnnl_cpu_isa_t. Its entry has the name that
-# ONEDNN_MAX_CPU_ISA accepts, and the /proc/cpuinfo flags that the level adds. The bits of a level include the bits of
-# all levels that it contains.
+# The levels of instruction sets in oneDNN 3. Each key is a value of dnnl_cpu_isa_t. The entry is the level's name in
+# ONEDNN_MAX_CPU_ISA, and the /proc/cpuinfo flags that the level adds. A key includes the bits of all levels that the
+# level contains.
 _LEVELS: dict[int, tuple[str, tuple[str, ...]]] = {
     0x1: ("SSE41", ("sse4_1",)),
     0x3: ("AVX", ("avx",)),
@@ -33,7 +33,7 @@ _MASKS = {name: mask for mask, name in CAPS.items()}
 
 
 def native(cpuinfo: str) -> str:
-    """Return the name of the widest level that a processor supports. `cpuinfo` is the text of its /proc/cpuinfo.
+    """Return the widest instruction-set level that a processor supports. `cpuinfo` is the text of /proc/cpuinfo.
 
     Return "" if the processor isn't x86-64 with SSE 4.1.
     """
@@ -62,7 +62,7 @@ def has_avx512(level: str) -> bool:
 
 
 def level_named(name: str) -> str | None:
-    """Return the level with this name, ignoring case; None if there is none."""
+    """Return the level whose name is `name`, ignoring case, or None."""
     return name.upper() if name.upper() in _MASKS else None
 
 
@@ -76,7 +76,7 @@ def of_user(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def capped(environ: Mapping[str, str], cap: str | None) -> dict[str, str]:
-    """Return a copy of the environment in which `cap` limits oneDNN. If `cap` is None, nothing limits oneDNN."""
+    """Return a copy of the environment that limits oneDNN to `cap`, or doesn't limit oneDNN if `cap` is None."""
     others = {name: value for name, value in environ.items() if name not in (VARIABLE, _FORMER)}
     return {**others, **({} if cap is None else {VARIABLE: cap})}
 

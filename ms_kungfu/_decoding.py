@@ -35,11 +35,11 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool 
     Args:
         data: a JSON document, as UTF-8 bytes or as str.
         limit: the largest accepted size of `data`, in bytes (for str: in characters).
-        raw_bytes: whether to accept the characters U+DC80 to U+DCFF. Python uses them for bytes of the operating
-            system's strings that aren't valid UTF-8. Set it only for environments, commands and paths from a process of
-            this job.
+        raw_bytes: whether to accept the characters U+DC80 to U+DCFF, which Python uses for invalid UTF-8 bytes in
+            strings of the operating system. Set it only for environments, commands and paths from a process of this
+            job.
         own: whether to accept everything that `json.dumps` writes: NaN, infinities, integers of more than 64 bits,
-            repeated names, and nesting that is four times as deep. Set it only for files that this package has written.
+            repeated keys, and up to 256 nested containers. Set it only for files that this package has written.
 
     Returns:
         A value that consists only of dict, list, str, int, float, bool and None. All strings can be encoded as UTF-8,
@@ -53,8 +53,8 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool 
         raise MalformedError(f"it has {len(data)} bytes; at most {limit} are read")
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
-        # Check the depth before calling `json.loads`, which deep nesting would crash if the program has raised Python's
-        # recursion limit.
+        # Check the depth first: deep nesting would crash `json.loads` if the program has raised Python's recursion
+        # limit.
         _check_depth(text, _MAX_OWN_DEPTH if own else MAX_DEPTH)
         if own:
             value = json.loads(text)
@@ -65,7 +65,7 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool 
     except MalformedError:
         raise
     except RecursionError:  # the caller's own stack is almost as deep as Python's limit
-        raise MalformedError("it is nested too deep") from None
+        raise MalformedError("it is nested too deeply") from None
     except UnicodeDecodeError:
         raise MalformedError("it is not UTF-8") from None
     except ValueError as error:
@@ -124,7 +124,7 @@ def _constant(text: str) -> float:
 
 def _check_depth(text: str, limit: int) -> None:
     if text.count("{") + text.count("[") <= limit:
-        return  # most documents have so few brackets that they can't be nested too deep
+        return  # with so few brackets, the nesting can't be too deep
     depth = 0
     for token in _TOKEN.finditer(text):
         if token[0] in "[{":

@@ -65,8 +65,8 @@ def open_device(target: str) -> None:
 
 
 def engine_in_use() -> str:
-    """Return a text for messages that names the engine of the last collective between devices, e.g. ``NCCL 2.21.5``.
+    """Return the name of the engine of the last collective between devices, e.g. ``NCCL 2.21.5``.
 
-    The text also says why that engine was used.
+    The text also contains the reason for using this engine.
     """
     return str(_core.device_engine())

@@ -20,18 +20,16 @@ def open_regular(
 ) -> int:
     """Open a regular file.
 
-    Unlike `open`, this function doesn't block at a FIFO until another process opens the FIFO's other end. (Until then,
-    Python wouldn't run signal handlers.) It also doesn't write through a symbolic link, which may point to another
-    program's file.
+    Unlike `open`, this function never blocks at a FIFO, and never writes through a symbolic link, which may point to
+    another program's file.
 
     Args:
         path: the path of the file. For reading, the path may contain symbolic links, as the paths of mounted secrets
             do. For writing, its last component must not be a symbolic link.
         flags: as in `os.open`.
         dir_fd: as in `os.open`.
-        devices: whether to accept character devices (``/dev/null``). For writing, this also accepts symbolic links and
-            a FIFO that another process reads (``/dev/stderr`` before ``| tee``). Set it only for paths that the user
-            has named.
+        devices: whether to accept character devices, such as ``/dev/null``. For writing, the function then also accepts
+            symbolic links, and a FIFO that another process reads. Set it only for paths that the user has named.
 
     Returns:
         The descriptor. It is closed on exec, and the caller owns it.
@@ -53,11 +51,11 @@ def open_regular(
         raise
     try:
         kind = stat.S_IFMT(os.fstat(fd).st_mode)
-        # With O_NONBLOCK, opening a FIFO for writing succeeds only if another process reads it.
+        # With O_NONBLOCK, opening a FIFO for writing succeeds only if another process reads the FIFO.
         has_reader = kind == stat.S_IFIFO and flags & os.O_ACCMODE == os.O_WRONLY
         if kind != stat.S_IFREG and not (devices and (kind == stat.S_IFCHR or has_reader)):
             raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a regular file", name)
-        os.set_blocking(fd, True)  # matters only for a device or a FIFO
+        os.set_blocking(fd, True)  # undoes O_NONBLOCK
         return fd
     except BaseException:
         os.close(fd)

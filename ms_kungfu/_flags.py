@@ -24,7 +24,7 @@ class UsageError(Exception):
 
 
 def failed(program: str, error: object, code: int) -> int:
-    """Print the error with which the program ends, and return `code` as its exit status."""
+    """Print the error that ends the program, and return `code`, the exit status."""
     print(f"{program}: {error}", file=sys.stderr)
     return code
 
@@ -36,9 +36,9 @@ class FlagParser(argparse.ArgumentParser):
         """`refused`: flags that users know from other programs or commands, each with the reason for its rejection."""
         super().__init__(prog, usage, description, add_help=False, allow_abbrev=False)
         self._is_switch: dict[str, bool] = {}
-        self._optional: dict[str, re.Pattern[str]] = {}  # flags that may stand alone, and what their values look like
+        self._optional: dict[str, re.Pattern[str]] = {}  # a flag that needs no value -> the pattern of its values
         self.given: set[str] = set()  # the names of the flags in the command line
-        self.spelled: list[str] = []  # the same flags as typed, one word each
+        self.spelled: list[str] = []  # the same flags in the form -name=value
         self._refused = refused or {}
         self.flag("h", "show this help", type=switch)
         self.flag("help", argparse.SUPPRESS, type=switch)
@@ -49,13 +49,13 @@ class FlagParser(argparse.ArgumentParser):
     ) -> None:  # fmt: skip
         """Add a flag. `more`: as in `add_argument`.
 
-        A flag of type `switch` needs no value. A flag with `optional`, a regular expression, may also have no value:
-        the next word is the flag's value only if the word matches the expression.
+        A flag of type `switch` needs no value. If the regular expression `optional` is given, the flag needs no value
+        either: the next word is the flag's value only if the word matches `optional`.
         """
         if optional:
             self._optional[name] = re.compile(optional)
-        # Don't use nargs="?", because a switch would then consume the program's name after it. Instead, `parse` passes
-        # a value for each flag.
+        # Don't use nargs="?": a switch would then consume the next word, for example the program's name. Instead,
+        # `parse` passes a value for each flag.
         self._is_switch[name] = type is switch
         self.add_argument(f"-{name}", help=help, type=type, metavar=metavar, **more)
 
@@ -69,7 +69,7 @@ class FlagParser(argparse.ArgumentParser):
         return flags, words
 
     def parse(self, arguments: Sequence[str], flags: Namespace | None = None) -> tuple[Namespace, list[str]]:
-        """Return the flags, and the words after them. If `flags` from an earlier call is given, add to it.
+        """Return the flags, and the words after them. If `flags` from an earlier call is given, add the flags to it.
 
         Raise UsageError if the command line is invalid. ``-h`` prints the help and ends the program.
         """

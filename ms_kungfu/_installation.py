@@ -1,4 +1,4 @@
-"""Find out how this package was installed, so that error messages can name the command that repairs it."""
+"""Find out how this package was installed, so that error messages can name the command that reinstalls it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlparse
 def _own() -> Distribution | None:
     try:
         return distribution("ms-kungfu")
-    except PackageNotFoundError:  # a copied folder
+    except PackageNotFoundError:  # the package is a copied folder
         return None
 
 

@@ -2,9 +2,8 @@
 
 By default Python hides INFO records, and ms_kungfu logs each resize, failure and checkpoint as INFO. Under
 ``kungfu-run``, records of level ``KUNGFU_LOG_LEVEL`` or higher are therefore written to stderr, with time and rank. If
-the program adds a handler to the root logger or to ``ms_kungfu``, at any time, its handlers and levels apply instead.
-The log also contains the messages of the C++ runtime, as warnings. An example is a message about ranks that have waited
-long for another rank.
+the program adds a handler to the root logger or to ``ms_kungfu``, the program's handlers and levels apply instead. The
+C++ runtime's messages are logged as warnings.
 """
 
 from __future__ import annotations
@@ -61,6 +60,6 @@ def set_up(rank: Callable[[], int]) -> None:
         _logger.setLevel(level)
     if not _logger.handlers and not _programs_handlers():
         _logger.addHandler(_UntilTheProgramLogs(rank))
-    # A separate thread of the runtime calls `_tell`, and this thread needs the GIL. That can't cause a deadlock: no
+    # A separate thread of the runtime calls `_tell` and waits for the GIL. This wait can't cause a deadlock: no
     # collective waits for the thread, and no collective or MindSpore kernel holds the GIL while it waits.
     _core.set_log(_tell)

@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_ARRAY = 1  # the type of a msgpack extension
+_ARRAY = 1  # the msgpack extension type for arrays
 
 
 def layout_of(array: NDArray[Any]) -> str:
@@ -32,7 +32,7 @@ def dtype_of(kind: str) -> Any:
 
 
 def encode(value: Any) -> bytes:
-    """Encode an object as msgpack. It may contain None, numbers, strings, bytes, lists, dicts and NumPy arrays.
+    """Return the msgpack encoding of None, a number, str, bytes, a NumPy array, or a list or dict of these.
 
     Raise TypeError for any other type, and OverflowError for an integer of more than 64 bits.
     """

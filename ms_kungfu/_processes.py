@@ -27,8 +27,8 @@ UNGUARDED_SIGNAL = signal.SIGRTMIN + 14
 def raise_descriptor_limit() -> None:
     """Raise this process's limit on file descriptors to the system's maximum.
 
-    The usual soft limit of 1024 protects programs that use select(2). This package doesn't use it. Child processes
-    inherit the raised limit when they are forked.
+    The usual soft limit of 1024 protects programs that use select(2), which this package doesn't use. Child processes
+    inherit the raised limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -37,14 +37,14 @@ def raise_descriptor_limit() -> None:
 
 
 def connection_limit(most: int) -> int:
-    """Return how many connections the process may have, at most `most`. Other code needs descriptors, too."""
+    """Return how many connections the process may have: `most`, or a quarter of its descriptors if that is less."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else max(2, min(most, soft // 4))
 
 
 def stat_of(pid: int | str) -> list[str]:
-    """Return the fields of /proc/PID/stat, from the state on. Raise OSError if the process has ended."""
-    # The process's name comes before the state, in parentheses, and may itself contain spaces and parentheses.
+    """Return the fields of /proc/PID/stat, beginning with the state. Raise OSError if the process has ended."""
+    # The process's name, in parentheses, comes before the state. The name may contain spaces and parentheses.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
@@ -92,7 +92,7 @@ def children(pid: int) -> list[int]:
 
 
 def is_fork_server(pid: int) -> bool:
-    """Return whether the process is the one from which kungfu-run forks workers (`launcher.agent.fork_program`)."""
+    """Return whether kungfu-run forks workers from process `pid` (`launcher.agent.fork_program`)."""
     try:
         return Path(f"/proc/{pid}/comm").read_text() == f"{FORK_SERVER}\n"
     except OSError:
@@ -114,10 +114,10 @@ def show_stacks_when_asked() -> None:
 
 
 def ask_for_stack(pid: int) -> bool:
-    """Make a worker write its stacks, and return whether it will do so.
+    """Signal a worker to write its stacks, and return whether the signal was sent.
 
-    A worker that hasn't joined yet has no handler for the signal, so the signal would end it. Such a worker gets no
-    signal. `pid` may be the worker, or a script that has started the worker.
+    A worker that hasn't joined yet gets no signal: it has no handler, so the signal would end it. `pid` may be the
+    worker, or a script that has started the worker.
     """
     return any(send_handled(each, STACK_SIGNAL) for each in (pid, *descendants(pid)))
 
@@ -135,7 +135,7 @@ def send_handled(pid: int, number: int) -> bool:
 
 @contextlib.contextmanager
 def printing(program: str) -> Iterator[None]:
-    """Make printing safe in this block.
+    """Handle errors of standard output in this block.
 
     Characters that the terminal lacks are escaped. If the reader ends early (`... | head`), further output is dropped.
     If the output can't be written, for example because the disk is full, the program ends with a message.
@@ -156,7 +156,7 @@ def printing(program: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Raise SystemExit in this block at SIGTERM or SIGHUP, so that `finally` clauses run. Ignore further signals.
+    """Raise SystemExit in this block on SIGTERM or SIGHUP, so that `finally` clauses run. Ignore further signals.
 
     The function has an effect only in the main thread, and only on signals that have their default action (nohup makes
     a process ignore SIGHUP).
@@ -186,5 +186,5 @@ def end_launcher(process: subprocess.Popen[Any]) -> None:
         try:
             process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
-            process.kill()  # kungfu-run's supervisor ends the rest
+            process.kill()  # kungfu-run's supervisor ends the job's other processes
             process.wait()

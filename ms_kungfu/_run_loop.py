@@ -20,7 +20,7 @@ class _Slices(selectors.DefaultSelector):
 
 
 class RunTimeLoop(asyncio.SelectorEventLoop):
-    """An asyncio event loop whose timers, timeouts and `time` don't count the time while the process is paused.
+    """An asyncio event loop that doesn't count the time while the process is paused.
 
     After a pause, the loop first handles the events that arrived during the pause. A pending timer fires when its
     remaining time has passed.
@@ -42,7 +42,7 @@ class _Policy(asyncio.DefaultEventLoopPolicy):
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Call `asyncio.run` so that it uses a RunTimeLoop.
 
-    If another thread calls `asyncio.run` at the same time, it also gets a RunTimeLoop.
+    If another thread calls `asyncio.run` at the same time, that thread also gets a RunTimeLoop.
     """
     before = asyncio.get_event_loop_policy()
     asyncio.set_event_loop_policy(_Policy())  # before Python 3.12, asyncio.run can't choose a loop in another way

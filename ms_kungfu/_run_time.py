@@ -5,10 +5,10 @@ continue during a pause. With such a clock, a process that continues after a pau
 passed. But the process that it waits for was paused as well, and couldn't answer. `run_time` doesn't count such pauses.
 
 1. A thread that waits for a deadline of `run_time` waits in slices: it reads `run_time` at least every `SLICE_S`.
-2. Suppose that two consecutive readings in a process are more than `MOST_GAP_S` apart. Then, between these readings,
-   either no thread waited for a deadline, or the process did not run. `run_time` counts only `MOST_GAP_S` of the gap.
-   The first case is harmless, because no deadline is pending. (`test_pause_counts_as_one_gap`.)
-3. So a pause, however long, reduces the time that the other process has to answer by at most `MOST_GAP_S`.
+2. Suppose that a process reads `run_time` twice, more than `MOST_GAP_S` apart, and not in between. Then, between these
+   readings, either no thread waited for a deadline, or the process did not run. `run_time` counts only `MOST_GAP_S` of
+   the gap. The first case is harmless, because no deadline is pending. (`test_pause_counts_as_one_gap`.)
+3. So a pause of any length shortens the other process's time for its answer by at most `MOST_GAP_S`.
 4. Each wait still ends, because each reading counts the time since the previous reading, up to `MOST_GAP_S`. If a
    machine has too few cores, deadlines get longer, never shorter.
 

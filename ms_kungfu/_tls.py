@@ -21,7 +21,7 @@ _VARIABLES = (env.TLS_CERT, env.TLS_KEY, env.TLS_CA)
 
 @dataclass(frozen=True)
 class Tls:
-    """The paths of PEM files: this host's certificate (with its chain to the CA), its key, and the CA's certificate."""
+    """The paths of PEM files: this host's certificate and its chain to the CA, the host's key, the CA's certificate."""
 
     certificate: str
     key: str
@@ -30,7 +30,7 @@ class Tls:
     def context(self, *, called: bool) -> ssl.SSLContext:
         """Return an ssl context for a server (`called`) or for a client. Raise ValueError for invalid files."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if called else ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2  # not the default in every Python or distribution
+        context.minimum_version = ssl.TLSVersion.TLSv1_2  # some distributions have another default
         context.verify_mode = ssl.CERT_REQUIRED  # for a client, the context also checks host names
         for variable, path in zip(_VARIABLES, (self.certificate, self.key, self.ca)):
             try:

@@ -1,8 +1,8 @@
 """Exchange data among the living workers: gather a row from each worker, or send one worker's data to all workers.
 
-An all-gather returns zeros for a failed rank. So each row in this module contains a mark that its rank took part, and
-zeros never count as a contribution. If the sending rank fails, another rank sends instead. All survivors get the same
-rows and make the same attempts (docs/recovery.md), so they choose the same sender.
+An all-gather returns zeros for a failed rank. So each row in this module contains a nonzero mark, which shows that its
+rank took part. If the sending rank fails, another rank sends instead. All survivors get the same rows and make the same
+attempts (docs/recovery.md), so they choose the same sender. All functions are collectives.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Received = TypeVar("Received")
 
 
 def gather_living(row: Array, name: str, nonzero: int | None = None) -> dict[int, Array]:
-    """Gather each rank's `row`, and return a dict from rank to row, sorted by rank (collective).
+    """Gather each rank's `row`, and return a dict from rank to row, sorted by rank.
 
-    All ranks in the result get the same result. It always contains the calling rank, and never a failed rank. All ranks
-    must pass rows of the same shape and dtype.
+    All ranks in the result get the same result. The result always contains the calling rank, and never a failed rank.
+    All ranks must pass rows of the same shape and dtype.
 
     Args:
         nonzero: the index of an entry that no rank sets to zero, so that a nonzero entry shows that the rank took part.
@@ -45,7 +45,7 @@ def gather_living(row: Array, name: str, nonzero: int | None = None) -> dict[int
 
 
 def gather_json(value: Any, name: str) -> dict[int, Any]:
-    """Gather a value from each living rank as JSON, and return a dict from rank to value (collective)."""
+    """Gather a value from each living rank as JSON, and return a dict from rank to value."""
     content = json.dumps(value).encode()
     lengths = gather_living(np.array([len(content)]), f"{name}/lengths")
     row = np.frombuffer(content.ljust(max(int(length[0]) for length in lengths.values()), b"\0"), dtype=np.uint8)
@@ -55,7 +55,7 @@ def gather_json(value: Any, name: str) -> dict[int, Any]:
 
 
 def broadcast_text(text: str, root: int, name: str = "kungfu/text") -> str:
-    """Return the root's `text` at every worker (collective). The `text` of other workers is ignored.
+    """Return the root's `text` at every worker. The `text` of other workers is ignored.
 
     Raise PeerLostError if the root fails.
     """
@@ -67,7 +67,7 @@ def broadcast_text(text: str, root: int, name: str = "kungfu/text") -> str:
 
 
 def broadcast_json(value: Callable[[], Any], root: int) -> Any:
-    """Call `value` at the root, send its result as JSON, and return the result at each worker (collective)."""
+    """Call `value` at the root, send its result as JSON, and return the result at each worker."""
     return json.loads(broadcast_text(json.dumps(value()) if runtime.current_rank() == root else "", root))
 
 
@@ -78,7 +78,7 @@ def told_by_one(
     receive: Callable[[int, Mapping[int, Array]], Received],
     telling: str = "",
 ) -> Received:
-    """Gather a `row` from each living rank, choose a root from the rows, and receive the root's data (collective).
+    """Gather a `row` from each living rank, choose a root from the rows, and receive the root's data.
 
     If the root fails, the remaining ranks repeat this with a new root.
 
@@ -87,7 +87,7 @@ def told_by_one(
             exceptions are raised at every rank.
         receive: a collective function that is called with the root and the rows. It raises PeerLostError, or a
             MindSpore error that contains this name, if the root fails.
-        telling: what the root does, for the warning that is logged if the root fails. If empty, there is no warning.
+        telling: the root's activity, for the warning that is logged if the root fails. If empty, there is no warning.
 
     Returns:
         The result of `receive`.
@@ -98,16 +98,16 @@ def told_by_one(
         try:
             return receive(root, rows)
         except (PeerLostError, RuntimeError) as error:
-            # If a kernel raises an exception, MindSpore raises a RuntimeError that begins with the exception's name.
+            # If a kernel raises an exception, MindSpore raises a RuntimeError whose text begins with that class's name.
             if not isinstance(error, PeerLostError) and PeerLostError.__name__ not in str(error):
                 raise
-            # If the whole communicator has failed, and not only the root, the next gathering raises PeerLostError.
+            # If not only the root but the whole communicator has failed, the next gathering raises PeerLostError.
             if telling:
                 _log.warning('rank failed: rank=%d during="%s"', root, telling)
 
 
 def told_by_lowest(text: str, name: str) -> tuple[str, int]:
-    """Return the text of the lowest living rank, and the number of that rank (collective).
+    """Return the text of the lowest living rank, and that rank.
 
     If the text is empty, only its length is sent.
     """

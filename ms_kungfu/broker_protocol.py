@@ -34,7 +34,7 @@ T = TypeVar("T")
 MAX_MESSAGE_BYTES = 64 * 1024
 _MAX_POSTED_BYTES = 16 * 1024
 MAX_FDS = 4
-_CROWDED_S = 60.0  # six times as long as the broker waits for a silent unauthenticated client
+_CROWDED_S = 60.0  # six times the broker's time limit for an unauthenticated client
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Granted:
 
     `fd` is the descriptor of the cluster version's shared-memory segment on this host. If the version has several
     hosts, `between_hosts` contains three more descriptors: the version's control block, the socket to this host's
-    transport, and the socket to the transport for models of other hosts.
+    transport, and the socket to the transport for other hosts' models.
     """
 
     cluster: Cluster
@@ -82,7 +82,7 @@ class BrokerClient:
     def __init__(self, address: str, secret: bytes) -> None:
         self._address = address
         self._secret = secret
-        self._connection: Connection | None = None  # guarded by `_sending`, because other threads may report
+        self._connection: Connection | None = None  # guarded by `_sending`, because other threads may call `report`
         self._owner = 0
         self._sending = threading.Lock()
 
@@ -176,7 +176,7 @@ class BrokerClient:
         self._tell(request, "its program's end", timeout)
 
     def _tell(self, request: dict[str, Any], about: str, timeout: float) -> dict[str, Any]:
-        """Send a request on a separate connection. Return the launcher's answer, unless it is an error."""
+        """Send a request on a separate connection, and return the launcher's answer."""
         with _explained(f"process {os.getpid()}", about, timeout):
             with contextlib.closing(_connected(self._address, self._secret, timeout)) as connection:
                 send(connection, request)
@@ -257,13 +257,13 @@ class BrokerClient:
 
 
 class EndWatch:
-    """A connection on which the launcher announces the job's end, and waits until the worker closes it."""
+    """A connection on which the launcher announces the job's end. The launcher waits until the worker closes it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def receive(self) -> int:
-        """Wait until the launcher announces the job's end. Return the signal that ends it, or 0 after `hang_up`."""
+        """Wait until the launcher announces the job's end. Return the signal for the end, or 0 after `hang_up`."""
         with contextlib.suppress(OSError, ProtocolError):
             return int(receive_with_fds(self._connection)[0].get("number", 0))
         return 0
@@ -294,7 +294,7 @@ def _explained(who: str, about: str, timeout: float | None) -> Iterator[None]:
 def _meant(
     answer: dict[str, Any], fds: Sequence[int], asked_as: str | None, who: str
 ) -> Granted | Detached | Stay | str:
-    """Convert the broker's answer to a slot request or leave request. Return a str for an error message."""
+    """Parse the broker's answer to a slot request or leave request. Return an error message as a str."""
     kind = answer["type"]
     if kind != "slot":
         if kind in ("detached", "leaving"):
@@ -418,7 +418,7 @@ class Connection:
             raise ProtocolError(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
         data, self._rest = self._rest + struct.pack(">I", len(body)) + body, b""
         sent = self._in_slices(socket.send_fds, self.socket, [data], list(fds)) if fds else 0
-        while sent < len(data):  # an empty send would fail if the other end has received everything and has closed
+        while sent < len(data):  # don't send zero bytes, because that fails if the other end has closed the connection
             sent += self._in_slices(self.socket.send, data[sent:])
 
     def receive_bytes(self) -> tuple[bytes, list[int]]:
@@ -469,7 +469,7 @@ def check_same_user(connection: socket.socket) -> int:
 
 
 def receive_fds(connection: socket.socket, max_bytes: int, flags: int = 0) -> tuple[bytes, list[int]]:
-    """Return data and the descriptors that came with it, which are closed on exec.
+    """Return data, and the descriptors that came with it. The descriptors are closed on exec.
 
     `socket.recv_fds` isn't used, because it ignores `flags` in Python 3.11.
     """

@@ -1,4 +1,4 @@
-"""``python -m ms_kungfu.c_api``: print where the C ABI is, for C and C++ programs (examples/cpp-all-reduce)."""
+"""``python -m ms_kungfu.c_api``: print where the C ABI's headers and library are (examples/cpp-all-reduce)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what.add_argument("--includes", action="store_true", help="flags that find the headers: kungfu/c_api.h and others")
     what.add_argument("--libs", action="store_true", help="flags that link the runtime that Python loads")
     asked = parser.parse_args(arguments)
-    package = Path(_core.__file__).parent  # in an editable install, that isn't the folder of the Python files
-    # Flags are quoted for a shell, as by pkg-config. The output of --cmakedir is one word, which the caller quotes.
+    package = Path(_core.__file__).parent  # in an editable install, the Python files are in another folder
+    # Quote the flags for a shell, as pkg-config does. The output of --cmakedir is one word, which the caller quotes.
     words = [f"-L{package}", "-lkungfu_runtime", f"-Wl,-rpath,{package}"]
     if asked.includes:
         words = [f"-I{package / 'include'}"]

@@ -1,4 +1,4 @@
-"""Define a cluster version: its workers in rank order, the runners of their hosts, and its number. Pure data."""
+"""Define a cluster version: its workers in rank order, the runners of their hosts, and its number."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 from ms_kungfu._words import counted
 
 WORKER_PORTS = range(10000, 11001)  # KungFu's default
-# The limits of a shared-memory segment (ops_src/transport/shm/segment.h): the workers of a job on a single host, the
-# workers of a job on several hosts together, and the workers on each of several hosts. The last limit is lower by one,
-# because a host's transport is also a member of the host's segment.
+# The maximum numbers of workers in a single-host job, in a job on several hosts, and on each of several hosts
+# (ops_src/transport/shm/segment.h). The last limit is lower by one than the first, because a host's transport is also a
+# member of the host's segment.
 MAX_WORKERS = 256
 MAX_WORKERS_OF_HOSTS = 1024
 MAX_WORKERS_OF_EACH = MAX_WORKERS - 1
@@ -25,7 +25,7 @@ HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")  # a host name or address; othe
 
 @dataclass(frozen=True, order=True)
 class PeerID:
-    """The address of a worker or runner. The port identifies a slot. In single-host jobs no process listens on it."""
+    """The address of a worker or runner. The port identifies a slot; in single-host jobs, no process listens on it."""
 
     host: str
     port: int
@@ -73,7 +73,7 @@ class Cluster:
 
     @property
     def host_of_rank(self) -> list[int]:
-        """Return for each rank the index of its host in `hosts`."""
+        """Return the index in `hosts` of each rank's host."""
         place = {host: number for number, host in enumerate(self.hosts)}
         return [place[worker.host] for worker in self.workers]
 
@@ -202,7 +202,7 @@ def next_host(present: Mapping[str, int], hosts: Iterable[str], slots: Mapping[s
 
 # Each write to the cluster store carries a signature that names the writer. The job's launcher signs with the job's
 # name. The job's workers, and a launcher without running workers (-k), have signatures of their own. A writer
-# outside the job uses the signature below to evict the workers that are missing from the cluster that it writes.
+# outside the job uses the signature below to evict the workers that its cluster version doesn't contain.
 WRITER_WHO_EVICTS = "evicts"
 
 

@@ -14,14 +14,14 @@ Reductions accept int8 to int64, uint8 to uint64, float16, float32, float64, and
 ``ml_dtypes``. Operations that only move data (broadcast, all_gather, save) accept every dtype that
 contains no Python objects.
 
-Results have the same bits on every rank and in every run. 16-bit floats are summed in float32. Sums
-and products of integers have the input's dtype and wrap around, like ``a + b`` of NumPy arrays. For
-example, 200 + 100 in uint8 is 44. (``np.sum`` uses a wider dtype. If you need a wider dtype,
-convert the array before the call.) A mean of integers doesn't overflow. It truncates towards zero,
-unlike ``np.mean``, which returns a float.
+Results are bitwise identical on every rank and in every run. 16-bit floats are summed in float32.
+Sums and products of integers have the input's dtype and wrap around, like ``a + b`` of NumPy
+arrays. For example, 200 + 100 in uint8 is 44. (``np.sum`` uses a wider dtype. If you need a wider
+dtype, convert the array before the call.) A mean of integers doesn't overflow. It truncates towards
+zero, unlike ``np.mean``, which returns a float.
 
 If a collective waits in Python's main thread, Ctrl-C ends it, and so does any other signal whose
-handler raises an exception. The exception is raised within 20 ms. Afterwards, this process can't
+handler raises an exception. The collective ends within 20 ms. Afterwards, this process can't
 communicate with its cluster, and its later calls raise CollectiveAbortedError. The other workers'
 calls raise CollectiveAbortedError too. With ``-recover``, the other workers continue as soon as
 this process has ended.
@@ -43,7 +43,7 @@ from ._packing import decode, dtype_of, encode, layout_of
 from .errors import InternalError
 from .membership import check_caught_up, current
 
-if TYPE_CHECKING:  # see _arrays.py
+if TYPE_CHECKING:  # importing numpy.typing takes time
     from numpy.typing import ArrayLike, NDArray
 
     Array = NDArray[Any]
@@ -55,8 +55,8 @@ def _begin(name: str) -> None:
     """Prepare a collective.
 
     Raises:
-        KungFuError: on a joining worker, if the other workers don't call this collective too. Until
-            a joining worker has caught up, it may call only ms_kungfu's internal collectives.
+        KungFuError: on a joining worker that hasn't caught up, if the collective isn't one of
+            ms_kungfu's internal collectives.
     """
     member = current()
     if not member.begun:
@@ -79,14 +79,14 @@ def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Ar
             a new array.
 
     Returns:
-        The result, with the shape and dtype of `array`, and with the same bits on every rank.
+        The result, with the shape and dtype of `array`. It is bitwise identical on every rank.
 
     Raises:
         ValueError: if `op` is unknown, if `out` has a different shape or dtype than `array`, or if
             `out` partly overlaps `array`.
         TypeError: if the dtype isn't supported, or if `out` isn't a NumPy array.
-        KungFuError: see :mod:`ms_kungfu.errors`. For example, PeerLostError if a rank fails and the job
-            has no ``-recover``, so that it can't continue without that rank.
+        KungFuError: see :mod:`ms_kungfu.errors`. For example, PeerLostError if a rank fails in a
+            job without ``-recover``.
     """
     _begin(name)
     array = native_input(array)
@@ -117,8 +117,8 @@ class AllReduce:
         out: the array for the result.
 
     Raises:
-        ValueError: if `op` is unknown, if `array` would have to be copied, or if `out` partly overlaps
-            `array`. Also if `out` has a different shape or dtype than `array`.
+        ValueError: if `op` is unknown, if `array` is strided or byte-swapped, or if `out` partly
+            overlaps `array`. Also if `out` has a different shape or dtype than `array`.
         TypeError: if the dtype isn't supported, or if `array` or `out` isn't a NumPy array.
     """
 
@@ -138,7 +138,7 @@ class AllReduce:
         """Reduce the array's current elements over all ranks.
 
         Returns:
-            `out`, with the same bits on every rank.
+            `out`, which is bitwise identical on every rank.
 
         Raises:
             KungFuError: as in :func:`all_reduce`.
@@ -149,7 +149,7 @@ class AllReduce:
 
 
 class Handle:
-    """An all-reduce that runs in the background, as `all_reduce_async` returns it.
+    """An all-reduce in the background, which `all_reduce_async` has started.
 
     Args:
         name: the name of the operation.

@@ -180,7 +180,7 @@ COLLECTIVE_TIMEOUT = Variable(
     "KUNGFU_COLLECTIVE_TIMEOUT",
     SECONDS,
     600.0,
-    "How long a collective waits for a live rank that doesn't join it. In the last 5 s of this limit (or in the second "
+    "How long a collective waits for a live rank that doesn't call it. In the last 5 s of this limit (or in the second "
     "half of a limit below 10 s), the launcher looks for a stuck rank. It logs the rank's stack, and with `-w` kills "
     "the rank.",
     set_by="user",
@@ -267,7 +267,7 @@ TRACE_BYTES = Variable(
     "KUNGFU_TRACE_BYTES",
     Kind(_natural, "a number", "bytes"),
     64 << 20,
-    "Size limit of each worker's trace. Then the trace ends.",
+    "Size at which each worker's trace ends.",
     set_by="user",
 )
 REPLAY = _optional(
@@ -314,16 +314,17 @@ COMPILE_AHEAD = Variable(
     "KUNGFU_COMPILE_AHEAD",
     Kind(_seconds_or_0, "seconds", "s"),
     5.0,
-    "Time limit for [compiling](resizing.md#batch-shapes) in advance the shapes after a failure.",
+    "Time limit for [compiling in advance](resizing.md#batch-shapes) the batch shapes that a failure would cause.",
     set_by="user",
 )
 PRELOAD = Variable(
     "KUNGFU_PRELOAD", FLAG, True,
-    "Whether workers share MindSpore's [import](resizing.md#forked-workers) and [graphs](resizing.md#shared-graphs).",
+    "Whether workers share [the import](resizing.md#forked-workers) of MindSpore and "
+    "[graphs](resizing.md#shared-graphs).",
     "user",
 )  # fmt: skip
 GRAPHS = _optional("KUNGFU_GRAPHS", PATH, "Folder of the host's [shared graphs](resizing.md#shared-graphs).")
-# The names that MindSpore uses, for programs that read them. MindSpore itself reads DEVICE_ID.
+# Variables with MindSpore's names, for programs that read these names. MindSpore itself reads DEVICE_ID.
 RANK_ID = Variable("RANK_ID", NUMBER, 0, "The worker's rank when it started.")
 RANK_SIZE = Variable("RANK_SIZE", NUMBER, 1, "The cluster size when the worker started.")
 LOCAL_RANK = Variable(
@@ -333,11 +334,11 @@ LOCAL_SIZE = Variable("KUNGFU_LOCAL_SIZE", NUMBER, 1, "The number of workers on 
 PARENT = _optional(
     "KUNGFU_PARENT",
     Kind(_parent, "'process ID:rank:size:local rank:local size:cluster version'"),
-    "In a child process of a worker: the worker's process and its numbers when the child started. The child reports "
-    "these numbers as its rank and size, and can't take part in collectives.",
+    "In a child process of a worker: the worker's process ID, and its ranks and sizes when the child started. The "
+    "child reports these as its own, and can't take part in collectives.",
     set_by="worker",
 )
-# The names that PyTorch uses for the same values.
+# Variables with PyTorch's names.
 PLAIN_RANK = Variable("RANK", NUMBER, 0, "Same as `RANK_ID`, for programs that read torchrun's names.")
 WORLD_SIZE = Variable("WORLD_SIZE", NUMBER, 1, "Same as `RANK_SIZE`.")
 PLAIN_LOCAL_RANK = Variable("LOCAL_RANK", NUMBER, 0, "Same as `KUNGFU_LOCAL_RANK`.")
@@ -377,8 +378,8 @@ RANK_TABLE_FILE = _optional(
 HCCL_CONFIG_PATH = _optional(
     "MINDSPORE_HCCL_CONFIG_PATH", PATH, "Ascend rank table, used instead of `RANK_TABLE_FILE`.", "user"
 )
-# The names that etcdctl uses, for `-config-server etcd://...`. Each host needs these variables, and so does each worker
-# that writes to etcd.
+# Variables with etcdctl's names, for `-config-server etcd://...`. Each host, and each worker that writes to etcd, needs
+# these variables.
 ETCD_USER = _optional("ETCDCTL_USER", Kind(str, "NAME:PASSWORD, or NAME"), "The job's user in etcd.", "user", True)
 ETCD_PASSWORD = _optional(
     "ETCDCTL_PASSWORD", Kind(str, "a password"), "The password, if it isn't in `ETCDCTL_USER`.", "user", True
@@ -406,11 +407,11 @@ SLURM_STEP_NODELIST = _optional(
 SLURM_TASKS_PER_NODE = _optional(
     "SLURM_TASKS_PER_NODE",
     _COUNTS,
-    "Tasks on each node. If a node has several, they limit the node's workers.",
+    "Tasks on each node. A node with several tasks has at most as many workers.",
     "Slurm",
 )
 SLURM_STEP_TASKS_PER_NODE = _optional(
-    "SLURM_STEP_TASKS_PER_NODE", _COUNTS, "The same for the step. Replaces `SLURM_TASKS_PER_NODE`.", "Slurm"
+    "SLURM_STEP_TASKS_PER_NODE", _COUNTS, "The step's tasks on each node. Replaces `SLURM_TASKS_PER_NODE`.", "Slurm"
 )
 SLURM_JOB_CPUS_PER_NODE = _optional(
     "SLURM_JOB_CPUS_PER_NODE",
@@ -428,15 +429,14 @@ VARIABLES: tuple[Variable[object], ...] = tuple(v for v in list(globals().values
 COMPILE_CACHE = "MS_COMPILER_CACHE_ENABLE"
 PYNATIVE_BLOCKS = "MS_DEV_HOST_BLOCKING_RUN"
 
-# Variables of other programs: the name, the setter, and what ms_kungfu uses the variable for. They aren't in
-# `VARIABLES`, because the launcher checks the `VARIABLES` that the user sets before a job starts, and a Ray driver
-# passes the `VARIABLES` on to all nodes.
+# Variables of other programs: the name, the setter, and what ms_kungfu uses the variable for. These variables aren't in
+# `VARIABLES`, which the launcher checks before a job starts, and which a Ray driver passes to all nodes.
 OTHERS: tuple[tuple[str, str, str], ...] = (
     ("OMP_NUM_THREADS", "user, else launcher", "Threads of a worker. Unset: its share of the cores."),
     ("PYTHONUNBUFFERED", "user, else launcher", "Unset: 1 in each worker, so that output appears "
      "immediately."),
-        ("XDG_RUNTIME_DIR", "the system", "Its folder `ms_kungfu` contains a job's secret, its socket for "
-     "`kungfu-run status`, and its locks of cores. Unset: `/run/user/UID`. If that folder can't be "
+        ("XDG_RUNTIME_DIR", "the system", "Its folder `ms_kungfu` contains a job's secret, socket (for "
+     "`kungfu-run status`) and core locks. Unset: `/run/user/UID`. If that folder can't be "
      "used: `/tmp/ms_kungfu-UID`, then `/var/tmp/ms_kungfu-UID`, then `$TMPDIR/ms_kungfu-UID`."),
     ("TMPDIR", "user", "Its folder `ms_kungfu-UID` contains a job's secret "
      "and socket if they can't be in `/tmp` or `/var/tmp`."),

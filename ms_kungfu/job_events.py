@@ -163,7 +163,7 @@ class WorkerRemoved(Event, kw_only=True):
 class WorkerExited(Event, kw_only=True):
     """The process has exited as expected.
 
-    Its exit code was 0, or the launcher ended it because it was no longer needed, or the job ended.
+    Its exit code was 0, or the launcher ended the process because it was no longer needed, or the job ended.
     """
 
     exit_code: Optional[Count] = None
@@ -262,10 +262,10 @@ class Statistics(Event, kw_only=True):
     """Statistics of the job's training since the previous `statistics` event.
 
     `seconds`: the wall time that this event covers. `steps`, `samples`: how many steps and samples all workers together
-    have committed. `loss`: the loss of the lowest rank, if the program reports it. `p50`: the median over the ranks of
-    their seconds per step. `p99`: the largest 99th percentile of a rank. `committed`: the seconds of wall time spent on
-    committed steps. `computing`, `reduction`, `waiting`, `data`, `checkpoint`: what fraction of the ranks' time each of
-    these took.
+    have committed. `loss`: the loss of the lowest rank, if the program reports it. `p50`: the median of the ranks'
+    seconds per step. `p99`: the 99th percentile of a rank's seconds per step, for the rank with the largest value.
+    `committed`: the wall time spent on committed steps. `computing`, `reduction`, `waiting`, `data`, `checkpoint`: what
+    fraction of the ranks' time each of these took.
 
     The following fields are present only if they have changed since the previous event. `batch`: samples per step.
     `epoch` (counted from 1), `epochs`: the current epoch and the number of epochs in the current training call.
@@ -343,7 +343,7 @@ class RuntimeMessage(Event, kw_only=True):
 
 
 class CheckpointWritten(Event, kw_only=True):
-    """A checkpoint is on the disk. `seconds`: how long writing it in the background took."""
+    """A checkpoint is on the disk. `seconds`: how long the background write took."""
 
     path: Text
     seconds: Seconds
@@ -399,8 +399,8 @@ class StepReport(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
     `seconds`: the time since the last report. `ended`: how many steps have ended in that time. `committed`: how many of
     these seconds were spent on committed steps. `samples`: how many samples this worker used. `trained`: how many
-    samples all workers used, if this worker knows the number. `collectives`, `data`, `checkpoint`: for how many seconds
-    the program waited for each. If `data` is null, the program doesn't use an ElasticDataset.
+    samples all workers used, if this worker knows the number. `collectives`, `data`, `checkpoint`: how many seconds the
+    program waited for each of these. If `data` is null, the program doesn't use an ElasticDataset.
     """
 
     step: Count

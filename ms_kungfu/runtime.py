@@ -125,7 +125,7 @@ def using_kungfu() -> bool:
 
 
 def _begin_to_ask() -> None:
-    """Call `init`, except in a child process of `multiprocessing`, which would take its worker's slot."""
+    """Call `init`, except in a `multiprocessing` child of a worker, which would take the worker's slot."""
     member = membership.current()
     if member.begun or not (using_kungfu() and may_take_a_slot(member)):
         init()
@@ -195,13 +195,13 @@ def keep_waiting() -> Iterator[None]:
 
     ``with keep_waiting(): evaluate()`` is for work that only this worker does. During the block, the
     other workers reach their next collective. Normally, that collective would time out after
-    ``KUNGFU_COLLECTIVE_TIMEOUT``. With this block, the timeout starts when the outermost such block
-    ends.
+    ``KUNGFU_COLLECTIVE_TIMEOUT``. With this block, the timeout starts when the outermost
+    ``keep_waiting`` block ends.
 
     The function isn't a collective, and the block must not call a collective. The block has no effect
     in a cluster of one, or in a process that has left or hasn't joined yet. If this worker fails during
     the block, the other workers handle the failure like any other failure. If this worker hangs in the
-    block, they wait forever.
+    block, the other workers wait forever.
     """
     global _alone
     init()
@@ -224,9 +224,9 @@ def keep_waiting() -> Iterator[None]:
 def run_barrier() -> None:
     """Wait until every living rank has called this function.
 
-    In a worker that was started for a running job, the call returns immediately while the worker
-    hasn't joined. Programs use such a barrier to prepare for training ("rank 0 downloads, the
-    others wait"), and the cluster's members passed it long before.
+    If this worker was started for a running job and hasn't joined, the call returns immediately.
+    Programs use a barrier before training ("rank 0 downloads, the others wait"), and the cluster's
+    members have already passed it.
 
     The worker joins when it begins to train, or at its first collective that moves data. From then on,
     it waits in a barrier like any other worker. But if the members are in a later training call, it

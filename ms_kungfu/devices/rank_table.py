@@ -40,7 +40,7 @@ class RankTableError(ValueError):
 
 
 class Device(Struct, frozen=True):
-    """A device. `device_id` is its physical number on its server; `ip` is its network card's address, if given."""
+    """A device, with its physical number on the server (`device_id`) and its network card's address (`ip`)."""
 
     rank: int
     device_id: int

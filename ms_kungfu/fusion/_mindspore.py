@@ -14,12 +14,12 @@ from ms_kungfu.fusion.plan import Gradient, Plan, make_plan
 
 
 def mode_of(fusion: Any = None, kind: str = "allreduce") -> Mode:
-    """Return the mode that `fusion` or, if it is None, ``ms.set_auto_parallel_context(comm_fusion=...)`` sets."""
+    """Return the mode that `fusion` sets. If `fusion` is None, return the mode of MindSpore's ``comm_fusion``."""
     return configured(ms.get_auto_parallel_context("comm_fusion"), kind) if fusion is None else parse(fusion)
 
 
 def plan_of(parameters: Iterable[Any], fusion: Any = None, name: str = "gradients", overlaps: bool = False) -> Plan:
-    """Return the plan for these parameters' gradients, with the present fusion ids of the parameters."""
+    """Return the plan for these parameters' gradients, with the parameters' current fusion ids."""
     gradients, mode = [_gradient(parameter) for parameter in parameters], mode_of(fusion)
     if overlaps:
         mode = for_overlap(mode, sum(gradient.nbytes for gradient in gradients))

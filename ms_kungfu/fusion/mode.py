@@ -98,7 +98,7 @@ def _size(config: Any) -> Mode:
         raise TypeError(f"the size of a fusion group must be a whole number of MB, not {config!r}")
     if config < 0:
         raise ValueError(f"the size of a fusion group in MB must be at least 0, not {config}")
-    # With size 0, MindSpore skips its fusion pass, even if parameters have ids.
+    # With size 0, MindSpore skips its fusion pass, even if parameters have fusion ids.
     return NONE if config == 0 else Mode("size", config)
 
 

@@ -63,11 +63,11 @@ class Plan:
         return tuple(of[i] for i in range(len(self.gradients)))
 
     def runs(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Return, for each group, the ranges [start, stop) in the list of gradients that form the group."""
+        """Return each group as ranges [start, stop) of the list of gradients."""
         return tuple(tuple(_runs(group.members)) for group in self.groups)
 
     def pieces(self) -> tuple[tuple[int, int, int], ...]:
-        """Return the inverse of `runs`: the ranges in the groups that, in order, form the list of gradients.
+        """Return the list of gradients as ranges of the groups, which is the inverse of `runs`.
 
         Returns:
             Tuples ``(group, start, stop)``, in the order of the gradients.

@@ -1,4 +1,4 @@
-"""The number of elements of each gradient of well-known models, in the order of their parameters."""
+"""The numbers of elements of well-known models' gradients, in the order of the parameters."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _inception_v3() -> list[int]:
     counts: list[int] = []
 
     def chain(inputs: int, *layers: tuple[int, int]) -> int:
-        """Add consecutive convolutions, given as (outputs, kernel elements). Return the last convolution's outputs."""
+        """Add consecutive convolutions, given as (outputs, kernel elements). Return the last number of outputs."""
         for outputs, kernel in layers:
             counts.extend((outputs * inputs * kernel, outputs, outputs))
             inputs = outputs
@@ -79,7 +79,7 @@ def _inception_v3() -> list[int]:
             width, ((192, 1),), ((c, 1), (c, 7), (192, 7)), ((c, 1), (c, 7), (c, 7), (c, 7), (192, 7)), ((192, 1),)
         )
     width += block(width, ((192, 1), (320, 9)), ((192, 1), (192, 7), (192, 7), (192, 9)))
-    for _ in range(2):  # figure 7: two branches end in a parallel pair of 1x3 and 3x1
+    for _ in range(2):  # figure 7: two branches end in two parallel convolutions, 1x3 and 3x1
         outputs = block(width, ((320, 1),), ((384, 1),))
         outputs += block(384, ((384, 3),), ((384, 3),)) - 384
         outputs += chain(width, (448, 1), (384, 9)) - 384

@@ -24,7 +24,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[StepRecord], float | None]], ...] = (
     ("communication_seconds", "Time in collectives during a step.", lambda r: r.communication_seconds),
     (
         "exposed_communication_seconds",
-        "Part of the time in collectives that the backward pass doesn't hide.",
+        "Time in collectives that the backward pass doesn't hide.",
         lambda r: r.exposed_seconds,
     ),
     (

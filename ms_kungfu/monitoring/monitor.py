@@ -46,7 +46,7 @@ class Monitor:
     """Measure training, and record the same figures on all workers; see docs/monitoring.md.
 
     Pass the monitor to `MonitorCallback`, `KungFuElasticCallback` or `ElasticTraining`. In any other
-    loop, call `begin` once, and then `step_end` after each step. In measured steps, `step_end` is
+    loop, call `begin` once, and then `step_end` after each step. In measured steps, `step_end` is a
     collective. The monitor measures the reduced gradients. If the program scales the loss, set
     `gradient_scale`; otherwise the monitor reports the norms of the scaled gradients. The scaling
     doesn't affect the noise scale.
@@ -65,8 +65,8 @@ class Monitor:
         summary: an open MindSpore ``SummaryRecord``, to which the monitor writes each record.
         metrics_port: the first port of `MetricsEndpoint`; by default ``KUNGFU_METRICS_PORT``.
         sinks: functions that every worker calls with each record.
-        gradients: identifies the all-reduces that reduce gradients. Their names contain this text
-            between two slashes.
+        gradients: a text that identifies the all-reduces of gradients. Their names contain this
+            text between two slashes.
     """
 
     def __init__(
@@ -144,7 +144,9 @@ class Monitor:
         shards: Sequence[int] = (),
         trained: int | None = None,
     ) -> StepRecord | None:
-        """Count a step, and measure it if a measurement is due; collective at each `interval`-th step.
+        """Count a step, and measure it if a measurement is due.
+
+        At each `interval`-th step, this call is a collective.
 
         Args:
             samples: the number of samples on which this worker trained in the step. If it is 0, the
@@ -154,8 +156,8 @@ class Monitor:
             step: the number of the step that has just ended, counted from 1. By default, the monitor
                 counts the steps.
             shards: the number of samples in each shard, if the step was partitioned into shards
-                (`ElasticDataset.step_shards`). The monitor then computes the figures of the gradients
-                over the shards, so they don't depend on the partition, and it ignores `samples`.
+                (`ElasticDataset.step_shards`). The monitor then ignores `samples`. It computes the
+                figures of the gradients over the shards, so they don't depend on the cluster size.
             trained: the number of samples on which all workers together trained in this step, if it
                 is known (`ElasticDataset.commit`). Otherwise the workers exchange their numbers of
                 samples. A worker that fails before the exchange then isn't counted.
@@ -329,7 +331,7 @@ class Monitor:
             self._endpoint = MetricsEndpoint(lambda: self.last, port)
         if self._jsonl is not None and self._file is None and self.step == 0 and runtime.current_rank() == 0:
             # Only the job's first rank 0 truncates the file. A worker that becomes rank 0 later appends to the file.
-            # Keep the file open: if it is a FIFO, closing it would be an end of file for the reader.
+            # Keep the file open: if it is a FIFO and this process closes it, the reader sees an end of file.
             self._file = self._open_jsonl(os.O_TRUNC)
 
     def _open_jsonl(self, flag: int = 0) -> Any:

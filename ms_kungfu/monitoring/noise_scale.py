@@ -8,8 +8,8 @@ gradient over all data, and Sigma is the covariance of one sample's gradient. Me
 batch sizes give two equations for ``|G|^2`` and ``tr(Sigma)``. Data-parallel training has two batch
 sizes in every step: that of each worker's own gradient, and that of the mean over all workers.
 ``tr(Sigma) / |G|^2`` is the *simple noise scale* B. If the batch is far smaller than B samples,
-doubling the batch saves nearly half of the steps. If it is far larger than B samples, doubling the
-batch saves almost no steps.
+doubling the batch saves nearly half of the steps. If the batch is far larger than B samples,
+doubling the batch saves almost no steps.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def unbiased_estimates(
         return None
     if not (math.isfinite(mean_local_squared) and math.isfinite(reduced_squared)):
         return None
-    small = sum(1 / b for b in batches) / len(batches)  # 1 / b
-    big = 1 / sum(batches)  # 1 / B
+    small = sum(1 / b for b in batches) / len(batches)
+    big = 1 / sum(batches)
     covariance = (mean_local_squared - reduced_squared) / (small - big)
     return (small * reduced_squared - big * mean_local_squared) / (small - big), covariance
 

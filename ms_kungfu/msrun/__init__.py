@@ -9,7 +9,7 @@ mode.
 - `world` defines the virtual world.
 - `communication` and `context` contain the functions that replace MindSpore's. `reducers` contains sums over the
   virtual world.
-- `pipelines` and `training` partition a dataset with V shards among the present workers, with ``Model.train``,
+- `pipelines` and `training` partition a dataset with V shards among the present workers, for ``Model.train``,
   ``Model.fit`` and ``Model.eval``. `loops` does the same for a program's own training loop.
 
 The documentation for users is docs/from-msrun.md.

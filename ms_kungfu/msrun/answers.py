@@ -18,7 +18,7 @@ _given = False
 
 
 def give() -> None:
-    """Replace MindSpore's functions from now on. Called as soon as MindSpore has been imported."""
+    """Replace MindSpore's functions. `hook` calls this function as soon as MindSpore has been imported."""
     global _given
     if _given:
         return

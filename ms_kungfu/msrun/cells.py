@@ -1,4 +1,4 @@
-"""Track the cells that a program has created. The order in which it creates cells is the same on all workers."""
+"""Track the cells that a program has created. A program creates cells in the same order on all workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def has_optimizers() -> bool:
 
 
 def updates() -> int:
-    """Return how many updates the program's optimizers have made so far, as far as the optimizers count them."""
+    """Return the number of updates that the program's optimizers have counted."""
     counts = [_count_of(cell) for cell in living()]
     return sum(int(count.asnumpy().reshape(-1)[0]) for count in counts if count is not None)
 

@@ -8,7 +8,7 @@ from typing import Any, Callable, NoReturn
 from ms_kungfu.msrun import world
 
 WORLD_GROUPS = ("hccl_world_group", "nccl_world_group", "mccl_world_group")
-_groups: set[str] = set()  # names of the groups that the program has created; each group has all ranks
+_groups: set[str] = set()  # names of the groups that the program has created; each group contains all ranks
 _BACKENDS = ("hccl", "nccl", "mccl", None)
 
 
@@ -18,7 +18,7 @@ def refused(what: str, why: str) -> RuntimeError:
 
 
 def check_group(group: Any) -> None:
-    """Raise an error if `group` isn't a known group. All known groups have all ranks."""
+    """Raise an error if `group` isn't a known group. Each known group contains all ranks."""
     if group is None or group in WORLD_GROUPS or group in _groups:
         return
     if not isinstance(group, str):

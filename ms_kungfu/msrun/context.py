@@ -1,4 +1,4 @@
-"""Replace ``set_auto_parallel_context`` and related functions, and store the settings instead of MindSpore."""
+"""Replace ``set_auto_parallel_context`` and related functions, and store the settings in this module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEFAULTS: dict[str, Any] = {
     "global_rank": None,
 }
 _OWN = ("comm_fusion", "all_reduce_fusion_config")  # MindSpore's own settings that are supported here
-# Settings that are rejected unless they have one of these values, which have no effect.
+# Settings that are accepted only with these values, because the values have no effect.
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "enable_parallel_optimizer": (False,),
     "pipeline_stages": (1,),
@@ -50,9 +50,7 @@ def set_auto_parallel_context(**settings: Any) -> None:
 
 def _check(name: str, value: Any) -> None:
     if name == "parallel_mode" and value not in _MODES:
-        raise refused(
-            f"parallel_mode={value!r}", "the number of workers may change, and only data_parallel supports that"
-        )
+        raise refused(f"parallel_mode={value!r}", "only data_parallel supports a changing number of workers")
     if name in ("gradients_mean", "parameter_broadcast") and not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     if name == "device_num" and value != world.size():

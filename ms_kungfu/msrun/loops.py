@@ -4,7 +4,7 @@
         loss, gradients = gradient(image, label)
         optimizer(reducer(gradients))
 
-Such a loop doesn't say where a step ends or what it trains. So these rules apply:
+Such a loop doesn't say where a step ends, or which cells the loop trains. So these rules apply:
 
 - A step ends when the loop requests the next batch.
 - All cells that the program has created before its first batch are kept equal on all workers.
@@ -12,9 +12,9 @@ Such a loop doesn't say where a step ends or what it trains. So these rules appl
 - A loop over any other dataset is an evaluation, in which each worker sees all samples.
 - If the program trains with `Model.train`, each loop is an evaluation.
 
-A joining worker runs the program from its start, so it begins with the first pass over the dataset. It gets the number
-of passes that the other workers have begun. Until it reaches the same pass, each of its passes ends immediately, and it
-takes part in no collective (`world.takes_part`).
+A joining worker runs the program from its start, so it begins with the first pass over the dataset. The worker gets the
+number of passes that the other workers have begun. Until it reaches the same pass, each of its passes ends immediately,
+and it takes part in no collective (`world.takes_part`).
 
 The cluster changes only after the last step of a pass. The reason is that a loop may count its batches (`enumerate`)
 and do something every few batches, which all workers must do at the same batch. A worker that joined during a pass
@@ -58,7 +58,7 @@ def _outermost() -> list[Any]:
 
 
 class _Training:
-    """The training in a program's own loop. A program has at most one such object.
+    """The training in a program's own loop. A program has at most one `_Training` object.
 
     The cluster changes only between passes over the training dataset.
     """
@@ -99,8 +99,8 @@ class _Training:
 
     def begin_pass(self) -> None:
         self._passes += 1
-        # Queued operations belong to the previous pass, in which this worker may not have taken part. They must end
-        # before `world.takes_part` changes.
+        # Queued operations belong to the previous pass. They must end before `world.takes_part` changes, because a
+        # joining worker took no part in that pass.
         wait_for_queue()
         if self._passes == 1:
             self._elastic.begin()
@@ -226,7 +226,7 @@ class Loop:
 
     def _decide(self) -> None:
         global _training
-        if _training is None and program.current().calls == 0:  # if there were calls, the program uses `Model.train`
+        if _training is None and program.current().calls == 0:  # the program hasn't called Model.train
             _training = _Training(self._source)
         self._trains = _training is not None and _training.source is self._source
         if _training is None or not self._trains:

@@ -19,7 +19,7 @@ from ms_kungfu.elastic.state import Component
 
 
 def component(cells: Iterable[Any]) -> Component:
-    """Return the state component for the objects that exist now. It doesn't contain the Parameters of `cells`."""
+    """Return the state component for the objects that exist now, without the Parameters of `cells`."""
     own = _parameters({id(parameter) for cell in cells for parameter in cell.get_parameters()})
 
     def restore(packed: Any) -> None:
@@ -31,7 +31,7 @@ def component(cells: Iterable[Any]) -> Component:
 
 
 def _parameters(known: set[int]) -> dict[str, Any]:
-    """Return the objects' Parameters that aren't in `known`, with their class, attribute and name as the key.
+    """Return the objects' Parameters that aren't in `known`, by the object's class, attribute and Parameter's name.
 
     If two Parameters have the same key, other workers can't tell them apart, so the result contains neither.
     """

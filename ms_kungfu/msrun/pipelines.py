@@ -43,7 +43,7 @@ def take_apart(dataset: ds.Dataset, use: str = "training") -> pipelines.Pipeline
         raise refused(
             f"{use} on a dataset with a WeightedRandomSampler",
             "each rank would draw different samples; without --msrun, an ElasticDataset over this dataset "
-            "draws for all workers",
+            "draws the samples for all workers",
         )
     shards = shards_of(dataset)
     if shards != world.size():
@@ -55,7 +55,7 @@ def take_apart(dataset: ds.Dataset, use: str = "training") -> pipelines.Pipeline
             "rank can't be partitioned again",
         )
     if parts.batch_size is None:
-        raise refused(f"{use} on a dataset without batch()", "a step trains V (the number of ranks) batches")
+        raise refused(f"{use} on a dataset without batch()", "a step needs one batch for each rank")
     for node in pipelines.nodes_of(parts.samples):
         name = _rank_in(getattr(node, "per_batch_map", None))
         if name is not None:
@@ -80,7 +80,7 @@ def _rank_in(function: Any) -> str | None:
 
 
 def whole(dataset: ds.Dataset) -> ds.Dataset:
-    """Return a dataset for an evaluation. It yields each sample once on each worker, in the program's batch size."""
+    """Return a dataset for an evaluation. On each worker, it yields all samples, in batches of the program's size."""
     parts = take_apart(dataset, "evaluation")
     assert parts.batch_size is not None
     return pipelines.batched(parts.samples, parts.batch_size)
@@ -136,7 +136,7 @@ def elastic(dataset: ds.Dataset, by_shards: bool) -> ElasticDataset:
             global_batch_size=parts.batch_size * world.size(),
             shuffle=parts.shuffles,
             shards=world.size() if by_shards else None,
-            # MindSpore's own operations augment a sample with new random numbers each time that it is read.
+            # MindSpore's own operations augment a sample with new random numbers each time that the sample is read.
             shards_check="warn" if by_shards else "raise",
         )
     return made[by_shards]

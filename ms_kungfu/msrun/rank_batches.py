@@ -13,11 +13,11 @@ the cluster changes, no graph is compiled again.
    So all workers run the program's own collectives in the same way, in Python or in a graph.
 2. In a divided step, a jitted function or a cell in GRAPH mode runs as Python if it uses a gradient function. Python
    then calls the gradient function, which is itself a graph, once per rank. A jitted function or cell in which
-   `ms_kungfu.msrun.gradient_search` finds no gradient function runs as a graph, and 3 applies.
-3. The first divided steps check how gradients are computed. Training ends with an error if the weights were updated
-   without gradients that were computed separately for each rank.
-4. Moving statistics are reset before each rank's batch to their values at the beginning of the step. After all ranks'
-   batches, they get the average of the results.
+   `ms_kungfu.msrun.gradient_search` finds no gradient function runs as a graph, and invariant 3 applies.
+3. In the first divided steps, this module checks how gradients are computed. Training ends with an error if the weights
+   were updated without gradients that were computed separately for each rank.
+4. Before each rank's batch, the moving statistics (for example of BatchNorm) are reset to their values at the beginning
+   of the step. After all ranks' batches, they get the average of the results.
 5. A tensor with as many rows as the batch is divided by rows if it comes from the step's iterator or was created during
    the step. A tensor that existed before the step is passed undivided to each rank, because it doesn't contain the
    batch unless the program has copied the batch into it. The code can't know which new tensors are computed from the
@@ -74,9 +74,9 @@ class _Step:
         self.older: weakref.WeakValueDictionary[int, Any] = (
             weakref.WeakValueDictionary()
         )  # id -> tensor that existed before the step
-        self.looked_with: tuple[int, ...] = ()  # the members when all tensors in the process were last searched
+        self.looked_with: tuple[int, ...] = ()  # the members at the last search of all tensors in the process
         self.told: set[tuple[str, Any]] = set()
-        self.before: list[NDArray[Any]] = []  # moving statistics when the step began
+        self.before: list[NDArray[Any]] = []  # the moving statistics (e.g. of BatchNorm) when the step began
         self.statistics: list[Any] = []
 
     @property
@@ -139,7 +139,7 @@ def _note_older() -> None:
 
 
 def hand_out(batch: Any) -> None:
-    """Record the tensors in the step's batch, which the program gets."""
+    """Record the tensors of the batch that the program gets."""
     if _step.is_divided:
         _step.columns = _leaves(batch)
 
@@ -232,7 +232,7 @@ def _rows(tensor: Any) -> int:
 
 
 def _cut(tree: Any, sizes: Sequence[int]) -> list[Any]:
-    """Return the arguments with which a function is called for each rank.
+    """Return the gradient function's arguments for each rank.
 
     Raises:
         RuntimeError: no tensor in `tree` contains the batch.
@@ -255,7 +255,7 @@ def _cut(tree: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def _are_batch(leaves: Sequence[Any], samples: int, ranks: int) -> list[bool]:
-    """Return which of the tensors have one row for each sample in the batch (invariant 5)."""
+    """Return which of the tensors contain the batch (invariant 5)."""
     columns = set(map(id, _step.columns))
     free = [leaf for leaf in leaves if id(leaf) not in columns and not isinstance(leaf, ms.Parameter)]
     older = [leaf for leaf in free if _step.older.get(id(leaf)) is leaf]
@@ -283,7 +283,7 @@ def _are_batch(leaves: Sequence[Any], samples: int, ranks: int) -> list[bool]:
 
 
 def _tell(what: str, tensors: Sequence[Any], samples: int, ranks: int) -> None:
-    """Log a warning about these tensors, once for their shapes. Shapes that differ only in the batch size are equal."""
+    """Log a warning about these tensors, unless it was already logged for these shapes with any batch size."""
     if not tensors:
         return
     shapes = [tuple(each.shape) for each in tensors]
@@ -353,7 +353,7 @@ def _together(out: Any, others: Any, weights: Any, kind: Any) -> Any:
 
 
 class _Statistics:
-    """The moving statistics while a gradient function is called once per rank (invariant 4)."""
+    """Reset and average the moving statistics while a gradient function is called once per rank (invariant 4)."""
 
     def __init__(self, has_value: bool) -> None:
         self._parameters = _step.statistics
@@ -424,7 +424,7 @@ def _by_rank(made: Callable[..., Any], kind: Any) -> Callable[..., Any]:
     def as_graph() -> Callable[..., Any]:
         return made if ms.get_context("mode") == ms.GRAPH_MODE else _stock_jit(made)
 
-    @functools.wraps(made)  # in a graph, MindSpore's parser finds the original function through this attribute
+    @functools.wraps(made)  # in a graph, MindSpore's parser finds the original function in `__wrapped__`
     def gradient(*arguments: Any, **named: Any) -> Any:
         if not _step.divides:
             return made(*arguments, **named)
@@ -470,8 +470,8 @@ def answer_for_cells(compile_and_run: Callable[..., Any]) -> Callable[..., Any]:
                 return self.construct(*arguments, **named)
         reduces = isinstance(self, DistributedGradReducer)
         if reduces or (_step.graphs and not _step.is_inside):
-            # If Python calls a graph, the graph treats a tensor in a tuple as a constant. It would be compiled again
-            # for each new value.
+            # If Python calls a graph, the graph treats a tensor in a tuple as a constant. MindSpore would compile the
+            # graph again for each new value.
             arguments = tuple(map(_changing, arguments))
             if not reduces and next(iter(self.get_parameters()), None) is None:
                 return self.construct(*arguments, **named)  # this may call many other cells (e.g. for clipping)

@@ -57,9 +57,9 @@ class AllReduce(Collective):
     """``ops.AllReduce``: reduce a tensor over all V ranks by ``"sum"``, ``"min"`` or ``"max"``.
 
     During training, the result is computed from the living workers' values. A sum is the mean of these values times V.
-    It is computed in float64, and rounded to the nearest integer for integer tensors. A worker that hasn't begun
-    training takes part in no collective. If the operation is a sum, such a worker gets its own value times V. For other
-    operations it gets its own value.
+    The sum is computed in float64, and rounded to the nearest integer for integer tensors. A worker that hasn't begun
+    training takes part in no collective. If the operation is a sum, this worker gets its own value times V. Otherwise,
+    it gets its own value.
     """
 
     def __init__(self, op: str = "sum", group: str | None = None) -> None:

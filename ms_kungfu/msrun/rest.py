@@ -3,7 +3,7 @@
 Cells that all workers have are kept equal. This module handles the other cells: each worker keeps its own. If a joining
 worker has such a cell, it gets the cell's values from a worker that has the same cell.
 
-1. The workers find the common cells by comparing the lists of all living workers, and do this again when a worker
+1. The workers find the common cells by comparing the living workers' lists of cells, and do this again when a worker
    joins. So all workers get the same result (`agree`).
 2. A cell may be missing on some workers only if no optimizer trains the cell. If an optimizer trains it, the workers
    run different programs, and all workers raise an error.
@@ -33,9 +33,9 @@ _SHOWN = 3
 
 
 def named(cells: Iterable[Any]) -> dict[str, Any]:
-    """Return the cells with a key that is the same on all workers.
+    """Return a dict from key to cell. The keys are the same on all workers.
 
-    The key contains the cell's class, a checksum of its parameters' descriptions, and a number.
+    A key contains the cell's class, a checksum of the descriptions of the cell's parameters, and a number.
     """
     found: dict[str, Any] = {}
     for cell in cells:
@@ -45,9 +45,7 @@ def named(cells: Iterable[Any]) -> dict[str, Any]:
 
 
 def apart(everyones: Mapping[int, Iterable[str]]) -> dict[str, list[int]]:
-    """Return each name that only some ranks have, with the ranks that have it.
-
-    This function has no side effects.
+    """Return the names that only some ranks have, each with a list of these ranks.
 
     The names are sorted by the lowest rank that has them.
     """
@@ -59,7 +57,7 @@ def apart(everyones: Mapping[int, Iterable[str]]) -> dict[str, list[int]]:
 
 
 class Rest:
-    """The cells of this worker that other workers may not have. `cells`: all outermost cells of this worker."""
+    """This worker's cells that may be missing on other workers. `cells`: all outermost cells of this worker."""
 
     def __init__(self, cells: Iterable[Any]) -> None:
         self._cells = named(cells)
@@ -124,12 +122,12 @@ class Rest:
             return
         what = type(self._cells[name]).__name__
         if packed is None:
-            _log.warning('msrun: cell=%s action="begins anew" reason="each worker that had it has failed"', what)
+            _log.warning('msrun: cell=%s action="begins anew" reason="each worker with this cell has failed"', what)
             return
         if not live:
             _log.warning(
-                'msrun: cell=%s action="goes on from the end of the last pass" reason="each worker that had '
-                'it has failed"',
+                'msrun: cell=%s action="goes on from the end of the last pass" reason="each worker with this '
+                'cell has failed"',
                 what,
             )
         kept = _ids(cell for other, cell in self._cells.items() if other not in self._apart)
@@ -138,7 +136,7 @@ class Rest:
                 inventory.assign(parameter, values)
 
     def copy(self) -> None:
-        """Copy to all workers the cells that only some have. All workers call this before a cluster change."""
+        """Give all workers copies of the cells that only some have. All workers call this before a cluster change."""
         for name, ranks in self._apart.items():
             packed = self._received(name, name in self._cells or name in self._copies, ranks[0])
             if packed is not None:

@@ -61,8 +61,8 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
         if "valid_dataset_sink_mode" in given:
             given["valid_dataset_sink_mode"] = False
         elastic = _callbacks.setdefault(self, _Elastic())
-        # This callback comes last, because collectives in the program's own callbacks must use the cluster that has
-        # trained the step.
+        # This callback comes last, because collectives in the program's own callbacks must use the cluster version in
+        # which the step ran.
         given["callbacks"] = [*_listed(given["callbacks"]), elastic]
         if world.rank() == 0:
             _log.info(

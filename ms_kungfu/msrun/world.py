@@ -1,8 +1,8 @@
 """Define the virtual world, which has V ranks and never changes. Each worker gets a virtual rank when it starts.
 
 A worker's virtual rank is the index of its slot among all slots of the job, sorted by host. If a new worker
-replaces a failed worker, it gets the failed worker's virtual rank. Living workers have different virtual ranks, with
-one exception: if a worker joins while another worker leaves, it may get the rank V - 1 of a third worker.
+replaces a failed worker, the new worker gets the failed worker's virtual rank. Living workers have different virtual
+ranks, with one exception: a worker that joins while another worker leaves may get the rank V - 1 of a third worker.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Dropout(nn.Cell):
     - the dataset's seed;
     - the step;
     - the shard;
-    - the number of masks that the program has generated for the shard before.
+    - the number of masks that the program has already generated for the shard.
 
     So any worker that computes the shard drops the same elements, even if the shard is computed
     repeatedly. Two calls of the same cell drop different elements. Outside of a step with shards, three
@@ -29,7 +29,7 @@ class Dropout(nn.Cell):
 
     - ``mindspore.get_seed()`` when the cell was created;
     - the worker's rank when the cell was created;
-    - the number of masks that the process has generated before.
+    - the number of masks that the process has already generated.
 
     If the worker's rank changes later, the masks don't depend on the new rank. If no seed is set, the
     masks differ from run to run.

@@ -43,10 +43,7 @@ def placeholders(count: int) -> tuple[Any, Any]:
 
 
 def check_root(root: int) -> int:
-    """Check that `root` can be a rank, and return it.
-
-    Whether the cluster has this rank is checked only when the collective runs.
-    """
+    """Check that `root` can be a rank, and return it. The collective checks whether the cluster has this rank."""
     if isinstance(root, bool) or not isinstance(root, int):
         raise TypeError(f"root must be a rank, not {root!r}")
     if not 0 <= root < 2**32:
@@ -55,7 +52,7 @@ def check_root(root: int) -> int:
 
 
 class Primitive(PrimitiveWithInfer):
-    """A primitive with a kernel in the plugin. Its attributes are fixed when it is created.
+    """A primitive with a kernel in the plugin. The constructor fixes the primitive's attributes.
 
     `init_attrs` contains the arguments with which MindSpore creates a copy of the primitive. They are
     also attributes of the kernel and, through ``add_prim_attr``, of the Python object.
@@ -69,7 +66,7 @@ class Primitive(PrimitiveWithInfer):
 
     def __init__(self, kernel: str, inputs: list[str], outputs: list[str], **attributes: Any) -> None:
         _plugin.load()
-        if self._talks:  # otherwise, a program that never calls init() would train alone
+        if self._talks:  # without this call, each worker of a program that never calls init() would train alone
             runtime.init()
         super().__init__(kernel)
         self.init_attrs = attributes
@@ -120,7 +117,7 @@ class Collective(Primitive):
     _takes_sparse = False
     """Whether callers first convert sparse gradients to dense gradients (`_sparse.SparseReduction`)."""
     _made = False
-    """Whether this process has created a collective that computes, that is, a reduction."""
+    """Whether this process has created a reduction."""
 
     def __init__(self, kernel: str, name: str | None, **attributes: Any) -> None:
         super().__init__(kernel, ["x"], ["y"], **attributes)
@@ -170,8 +167,8 @@ class Collective(Primitive):
 class SizedCollective(Collective):
     """A collective whose output's shape depends on the size of the cluster.
 
-    A tuple of tensors is split over several operations of limited size. The primitive reads the
-    limit from MindSpore's ``comm_fusion`` entry for the collective `kind` when it is created.
+    A tuple of tensors is split over several operations of limited size. When the primitive is
+    created, it reads the limit from MindSpore's ``comm_fusion`` entry for the collective `kind`.
     """
 
     def __init__(self, kernel: str, name: str | None, kind: str, **attributes: Any) -> None:
@@ -179,7 +176,7 @@ class SizedCollective(Collective):
         self.add_prim_attr("fusion_bytes", min(mode_of(kind=kind).limit_mb * MB, 2**62))
 
     def __call__(self, *args: Any) -> Any:
-        membership.join()  # a process that hasn't joined yet doesn't know the size
+        membership.join()  # a process that hasn't joined yet doesn't know the cluster's size
         # Outside of a graph, MindSpore caches what it has built for a primitive, and the cache's key contains the
         # attributes. So if the size is an attribute, MindSpore builds the primitive again after a resize. In a compiled
         # graph, the kernel detects that the size has changed.

@@ -13,10 +13,11 @@ _INT64 = mstype.TensorType(mstype.int64)
 
 
 class Cluster(Primitive):
-    """Return two 0-d tensors of int64 that describe the participants in the last all-reduce, without communication.
+    """Return two 0-d tensors of int64 that describe the last all-reduce's participants.
 
     The first tensor is a number that changes if the participants change. It contains the cluster version and, in the
-    highest bits, the number of failures in that version. The second tensor is the number of participants.
+    highest bits, the number of failures in that version. The second tensor is the number of participants. The primitive
+    doesn't communicate.
     """
 
     def __init__(self) -> None:

@@ -42,7 +42,7 @@ def keep_off() -> None:
         if not told and membership.rank() == 0:
             _logging.set_up(membership.rank)
             _log.warning(
-                'compile cache: off in workers setting="%s" reason="ranks share it and it ignores batch shapes"',
+                'compile cache: off in workers setting="%s" reason="ranks share the cache, which ignores batch shapes"',
                 setting,
             )
         told = True

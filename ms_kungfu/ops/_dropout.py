@@ -27,8 +27,8 @@ class Dropout(Primitive):
     """Return the input without the dropped elements, and the mask, which is true for elements that are kept.
 
     While a shard is computed, the mask depends on the dataset's seed, the step, the shard, and the number of masks that
-    were generated for this shard before. Outside of a shard, it depends on `seed`, `rank`, and the number of masks that
-    the process has generated before.
+    were already generated for this shard. Otherwise, the mask depends on `seed`, `rank`, and the number of masks that
+    the process has already generated.
     """
 
     _talks = False

@@ -9,7 +9,7 @@ from ms_kungfu import _core, env
 
 try:
     from mindspore.graph.api import _cell_graph_executor
-except ImportError:  # before 2.9
+except ImportError:  # before MindSpore 2.9
     from mindspore.common.api import _cell_graph_executor
 
 EXECUTOR: Any = _cell_graph_executor

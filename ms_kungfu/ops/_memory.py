@@ -1,7 +1,7 @@
-"""Repair ``Parameter.set_data`` in PyNative mode for optimizers that use ms_kungfu's primitives.
+"""Make ``Parameter.set_data`` work in PyNative mode with optimizers that use ms_kungfu's primitives.
 
 ``set_data`` gives a Parameter different memory. An optimizer's ``construct`` is jitted, and the graph that its first
-call compiled continues to use the old memory. After ``set_data``, the graph silently updates values that aren't used.
+call compiled continues to use the old memory. After ``set_data``, the graph silently updates only the old memory.
 Programs that were written for KungFu's integration call ``set_data`` after each resize
 (``param.set_data(broadcast(param))`` for every parameter, including the optimizer's moments). GRAPH mode isn't
 affected.
@@ -10,8 +10,8 @@ Therefore, the optimizer's class remembers which memory the Parameters had in th
 different memory in a later call, its new value is copied into the old memory, and the Parameter gets the old memory
 back.
 
-The repair doesn't work for an optimizer that runs inside a jitted function of the program, because then Python doesn't
-call the optimizer.
+This doesn't work for an optimizer that runs inside a jitted function of the program, because then Python doesn't call
+the optimizer.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
-# By optimizer, for each Parameter that `construct` reads or writes: (Parameter, its memory as a tensor, the address).
+# optimizer -> a tuple (Parameter, its memory as a tensor, its address) for each Parameter that `construct` uses
 _kept: weakref.WeakKeyDictionary[Any, list[tuple[Any, Any, int]]] = weakref.WeakKeyDictionary()
 
 
 def keep(cls: type) -> None:
-    """Repair `cls` if it is the class of an optimizer and isn't repaired yet."""
+    """Make ``set_data`` work with the optimizers of class `cls`. Ignore other classes. Idempotent."""
     call = getattr(cls, "__call__", None)  # noqa: B004  # the function is wanted
     if not issubclass(cls, nn.Optimizer) or hasattr(call, "keeps_memory"):
         return

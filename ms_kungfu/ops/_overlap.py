@@ -14,7 +14,7 @@ from ms_kungfu.ops.reduce_op import check_reduce_op
 class AllReduceStart(Collective):
     """Start to reduce a tuple of tensors of one dtype over all ranks, and return immediately.
 
-    The result is a tuple of the same number of tensors and a ticket for the wait. The tensors' contents are undefined
+    The result is a tuple of as many tensors, followed by a ticket for the wait. The tensors' contents are undefined
     until the wait has ended. The operations run in the order in which they were started; the primitive's side effect
     enforces this order. The inputs are copied. Each start needs an :class:`AllReduceWait` in the same graph, because
     only one operation with the same name can run at a time.
@@ -37,9 +37,9 @@ class AllReduceWait(Primitive):
     """Wait until all started operations have ended, before returning any result.
 
     The input is one tuple, which contains the results of all :class:`AllReduceStart` calls, then all of their inputs,
-    then their tickets. The output is the same tuple, in which the results have values. `num_tensors` contains the
-    number of tensors of each start call. If operations have failed, the primitive raises the first failure, in the
-    order of the input, after all operations have ended. So if one group fails, the step updates nothing.
+    then their tickets. The output is the same tuple, with the complete results. `num_tensors` contains the number of
+    tensors of each start call. After all operations have ended, the primitive raises the error of the first failed
+    operation, in the order of the input. So if one group fails, the step updates nothing.
     """
 
     def __init__(self, num_tensors: Sequence[int]) -> None:

@@ -41,8 +41,8 @@ class KungFuBarrier(Primitive):
         return [], _INT64
 
 
-# The functions create the primitives when they are called. In a graph, the parser then creates one primitive per call,
-# and only when the process may join.
+# These functions create their primitives only when they are called. In a graph, the parser then creates one primitive
+# per call, and only when the process may join the cluster.
 def rank():  # type: ignore[no-untyped-def]  # these are read by MindSpore's parser
     """Return this worker's rank when the step runs.
 

@@ -2,8 +2,8 @@
 
 The kernels are in plugins. A plugin works with exactly one version of MindSpore. With another version, it would
 silently compute wrong results. The package may contain plugins for several versions, each in a folder with the
-version's name. This module loads the plugin for the running MindSpore. After loading, it checks again for which
-MindSpore version the plugin was built.
+version's name. This module loads the plugin for the running MindSpore, and then checks the plugin's MindSpore version
+again.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def load() -> ctypes.CDLL:
 
 
 def compute_undivided() -> None:
-    """Stop MindSpore's CPU kernels from dividing their work among pool threads in all later launches.
+    """From now on, stop MindSpore's CPU kernels from dividing their work among pool threads.
 
     Some kernels measure in their first launches which division is fastest, and the division affects the last bits of
     the result. See kernels/cpu/undivided.h.

@@ -1,4 +1,4 @@
-"""Repair or reject subclasses of optimizers whose gradients MindSpore would reduce twice.
+"""Repair or reject optimizer classes whose gradients MindSpore would reduce twice.
 
 MindSpore's optimizers have a jitted ``construct``. Suppose that a subclass overrides ``construct``, works on the
 gradients and calls ``super().construct(gradients)``. In PyNative mode, the override runs in Python. It calls the jitted
@@ -7,8 +7,8 @@ which looks up the method by name and finds the override again. So the body of t
 that it sums over the ranks are silently summed twice.
 
 If the override itself is jitted, the parser finds the intended method. Therefore, ms_kungfu jits the override when an
-object of the class gets one of ms_kungfu's primitives as an attribute. If MindSpore compiles a class that ms_kungfu
-hasn't repaired, ms_kungfu rejects the compilation.
+object of the class gets one of ms_kungfu's primitives as an attribute. If MindSpore compiles an override that isn't
+jitted, ms_kungfu rejects the compilation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def mend(cls: type) -> None:
     """Jit the class's own ``construct`` if it is a plain function that calls a base's jitted ``construct``.
 
     ms_kungfu calls this function for every class that uses its primitives. If the class is an optimizer, the function
-    also applies the repair in _memory.py.
+    also calls `_memory.keep`.
     """
     _memory.keep(cls)
     definers = [base for base in cls.__mro__ if "construct" in vars(base)]
@@ -59,7 +59,7 @@ class Mended:
 
 
 def mend_owner(frame: FrameType) -> None:
-    """Repair the class of the cell whose ``__setattr__`` is running in this frame."""
+    """Call `mend` for the class of the cell whose ``__setattr__`` is running in this frame."""
     owner = frame.f_locals.get("self")
     if isinstance(owner, nn.Cell):
         mend(type(owner))
@@ -89,7 +89,7 @@ def _check(executor: Any) -> None:
         if not hasattr(meant, "__wrapped__"):
             raise RuntimeError(
                 f"{type(cell).__qualname__}.{called.__name__} calls the jitted {called.__qualname__}, and in "
-                "PyNative mode MindSpore would run it, with its collectives, twice; decorate it with "
-                '@mindspore.jit(backend="ms_backend")'
+                "PyNative mode MindSpore would run this override and its collectives twice; decorate the override "
+                'with @mindspore.jit(backend="ms_backend")'
             )
         meant = meant.__wrapped__

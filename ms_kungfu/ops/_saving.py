@@ -3,8 +3,8 @@
 ``mindspore.save_checkpoint`` removes the file, writes ``NAME.tmp`` next to it and renames that file.
 ``mindspore.export`` writes directly to the file. In programs for msrun, workers often save to the same path at the same
 time. They then write to the same temporary file, and a reader may find no file or an incomplete file. With this module,
-each save of a worker writes to a unique name in the same folder, and then renames that file to the path. So a reader
-always finds a complete file, which the last worker has saved, even if a worker is killed during a save.
+a worker saves to a unique name in the same folder, and then renames that file to the path. So a reader always finds a
+complete file, which the last worker has saved, even if a worker is killed during a save.
 
 This module replaces the two internal functions with which MindSpore writes all these files. So the replacement also
 applies if the program has imported MindSpore's public functions earlier.
@@ -62,7 +62,7 @@ def private_save(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def private_export(export: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement of ``_export``. The suffix and the number of its files depend on the format."""
+    """Return the replacement of ``_export``. The suffix and the number of the exported files depend on the format."""
 
     @functools.wraps(export)
     def exporting(net: Any, file_name: str, *arguments: Any, **named: Any) -> Any:
@@ -122,7 +122,7 @@ def _move(source: Path, target: Path) -> None:
 def _look_for_others(path: Path) -> None:
     """Warn once if another process has written to `path` since this worker last saved to it.
 
-    This worker must have saved to `path` before, because a rank may legitimately take over from a failed rank.
+    Don't warn before this worker's first save to `path`, because a rank may legitimately take over from a failed rank.
     """
     global _told
     if _told or path not in _written or env.MSRUN_SIZE.get() is not None or not membership.speaks_for_all():

@@ -14,17 +14,17 @@ _BOOL = mstype.TensorType(mstype.bool_)
 class SumShards(Collective):
     """Add a shard's gradients, a tuple of float tensors, to the sum over the step's shards.
 
-    The result is a tuple of the same number of tensors and a 0-d bool tensor. If the bool is true, all shards of the
-    step are summed, and the tensors are the sum divided by the number of shards. They have the same bits on every rank
+    The result is a tuple of as many tensors, followed by a 0-d bool tensor. If the bool is true, all shards of the step
+    are summed, and the tensors are the sum divided by the number of shards. They are bitwise identical on every rank
     and don't depend on which rank computed which shard. If the bool is false, this rank has more shards to compute, and
     the tensors' contents are undefined. See ops_src/shards/step.h.
 
-    The primitive runs before all writes to Parameters that follow it in the program.
+    All later writes to Parameters in the program run after the primitive.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__("KungFuSumShards", name)
-        # The side effect makes later writes to Parameters wait: an optimizer's first write may not use a gradient.
+        # Because of the side effect, later writes to Parameters wait, even an optimizer's write that uses no gradient.
         self.add_prim_attr("side_effect_mem", True)
         self.dtypes: list[str] = []
         """The dtypes of the gradients, known after the first compilation (in PyNative mode, the first call)."""

@@ -72,5 +72,5 @@ class SparseReduction(nn.Cell):
         return self.map(_dense, gradients)
 
     def sparse(self, gradients, reduced):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
-        """Return each reduced gradient with its gradient's original type, Tensor or RowTensor."""
+        """Convert each reduced gradient back to its original type, Tensor or RowTensor."""
         return self.map(_sparse, gradients, reduced)

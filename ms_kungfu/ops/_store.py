@@ -37,7 +37,7 @@ class SaveModel(_OfTuple):
     def __init__(self, record: str) -> None:
         super().__init__("KungFuSaveModel", ["x"], ["version"], record=record)
         # Because of the side effect, the primitive runs after the program's earlier writes to the parameters. A
-        # dependency on an optimizer's result would have no effect, because the compiler treats it as a constant.
+        # dependency on an optimizer's result would have no effect, because the compiler treats the result as constant.
         self.add_prim_attr("side_effect_mem", True)
 
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ from ms_kungfu.ops.reduce_op import ReduceOp, check_reduce_op
 
 
 class KungFuAllReduce(Collective):
-    """Reduce tensors over all ranks, with the same result, bit for bit, on every rank.
+    """Reduce tensors over all ranks, with bitwise identical results.
 
     The input is a tensor or a tuple of tensors of any shapes. The output has the same shapes and
     dtypes. Supported dtypes are float16, bfloat16, float32, float64 and (u)int8 to (u)int64. A tuple is
@@ -54,6 +54,6 @@ class AllReduceGradients(Collective):
 
     def __init__(self, op: str, names: Sequence[str], group_of: Sequence[int] = ()) -> None:
         names, group_of = tuple(names), tuple(group_of)
-        # The first name identifies the call if a name is needed.
+        # The first group's name also identifies the whole call.
         super().__init__("KungFuAllReduceGradients", names[0], op=check_reduce_op(op), names=names, group_of=group_of)
         del self.init_attrs["name"]

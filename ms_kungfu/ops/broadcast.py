@@ -8,7 +8,7 @@ from ms_kungfu.ops._base import Collective, check_root
 class KungFuBroadcast(Collective):
     """Copy the tensors of rank `root` to every rank.
 
-    The input is a tensor or a tuple of tensors. The output is new tensors; the input isn't changed.
+    The input is a tensor or a tuple of tensors, which isn't changed. The output has new tensors.
     Every dtype that a Parameter can have is supported, including bool and complex. The shapes must be
     the same on all ranks. The gradient is passed on unchanged, as in MindSpore's Broadcast.
 

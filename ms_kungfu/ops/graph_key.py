@@ -1,16 +1,17 @@
 """Compute a key of everything on which a compiled graph depends.
 
-MindSpore compiles a cell from its Python objects. The key is a hash over these objects, so processes with equal keys
-would compile equal graphs. What this module can't read has no key, and then the graph isn't shared:
+MindSpore compiles a cell from the cell's Python objects. The key is a hash over these objects, so processes with equal
+keys would compile equal graphs. If this module can't read an object, the cell has no key, and its graph isn't shared.
 
-1. The key covers each object that the cell reaches: attributes, elements, classes, and of functions the code, closure,
-   defaults, globals and file (MindSpore reads its text). Objects of other kinds have no key.
+1. The key covers each object that the cell reaches: attributes, elements and classes. The key covers a function's code,
+   closure, defaults, globals, and file (MindSpore reads the file). Objects of other kinds can't be read.
 2. Code in the folders of MindSpore, NumPy, ms_kungfu and the standard library isn't covered, but their versions are.
    Functions that the program has put into their classes and modules are covered.
-3. Of a Parameter, the key covers what the compiler uses. It doesn't cover the values, which are inputs of the graph.
-4. If a function of the program names what may differ between workers (`_DIFFER`: rank, environment, time, random
-   numbers, files) or what reaches variables by text (`_BY_TEXT`), there is no key. Only ``__init__`` may name these,
-   because the key covers the attributes that it sets.
+3. The key covers what the compiler uses of a Parameter. It doesn't cover the values, which are inputs of the graph.
+4. The cell has no key if a function of the program uses a name in `_DIFFER` or `_BY_TEXT`. The values of `_DIFFER` may
+   differ between workers: rank, environment, time, random numbers, files. The functions of `_BY_TEXT` find variables
+   whose names aren't in the code. Only ``__init__`` may use these names, because the key covers the attributes that
+   ``__init__`` sets.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _STANDARD = _folders(sysconfig.get_path("stdlib"), sysconfig.get_path("platstdli
 _PACKAGES = _folders(Path(__file__).parents[1], *(Path(str(module.__file__)).parent for module in (ms, np)))
 _BASES = (int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
-# Classes outside the program from which the class of an object may be derived.
+# An object's class may be derived from these classes, which aren't part of the program.
 _PYTHON_BASES = {
     object, abc.ABC, argparse.Namespace, collections.OrderedDict, enum.Enum, enum.IntEnum, types.SimpleNamespace,
     typing.Generic, typing.Protocol, inspect.Signature, inspect.Parameter, dataclasses.Field, type(dataclasses.MISSING),
@@ -72,7 +73,7 @@ _OF_THE_INTERPRETER = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
     types.MemberDescriptorType, types.GetSetDescriptorType,
 )  # fmt: skip
-_MOST_WORDS = 500_000  # takes half a second; LeNet's training step has 7,000
+_MOST_WORDS = 500_000  # hashing them takes half a second; LeNet's training step has 7,000
 _MOST_BYTES = 256 << 20
 # Attributes of a Cell that differ between processes, and that the compiler doesn't use.
 _OF_THE_PROCESS = {
@@ -121,21 +122,21 @@ def _setting(name: str) -> Any:
 
 @functools.cache
 def _is_known_file(name: str) -> bool:
-    """Return whether a file belongs to a package that the key covers by its version only."""
+    """Return whether a file belongs to a package of which the key covers only the version."""
     is_standard = name.startswith(_STANDARD) and not {"site-packages", "dist-packages"} & set(Path(name).parts)
     return is_standard or name.startswith(_PACKAGES)
 
 
 @functools.cache
 def _is_known(module: str | None) -> bool:
-    """Return whether a module belongs to such a package."""
+    """Return whether a module belongs to a package of which the key covers only the version."""
     name = (module or "").partition(".")[0]
     file = getattr(sys.modules.get(name), "__file__", None)  # None for a module that is part of the interpreter
     return name in _KNOWN and (file is None or _is_known_file(file))
 
 
 def _is_known_function(value: types.FunctionType) -> bool:
-    """Return whether the code of the function belongs to such a package."""
+    """Return whether the function's code belongs to a package of which the key covers only the version."""
     file = value.__code__.co_filename
     if file.startswith("<"):  # a module that is part of the interpreter, or code that a package has generated
         return _is_known(value.__globals__.get("__name__"))
@@ -143,7 +144,7 @@ def _is_known_function(value: types.FunctionType) -> bool:
 
 
 def _functions_of(kind: type) -> dict[str, types.FunctionType]:
-    """Return the functions that are attributes of the class, also those of its properties."""
+    """Return the functions that are attributes of the class, including those of properties."""
     found = {}
     for name, value in vars(kind).items():
         parts = (value.fget, value.fset, value.fdel) if isinstance(value, property) else (value,)
@@ -155,7 +156,7 @@ def _functions_of(kind: type) -> dict[str, types.FunctionType]:
 
 
 def _is_known_class(kind: type) -> bool:
-    """Return whether a known package defines the class."""
+    """Return whether the class is defined in a package of which the key covers only the version."""
     module = sys.modules.get(kind.__module__)
     if not _is_known(kind.__module__) or module is None:
         return False
@@ -178,11 +179,11 @@ def _file(name: str) -> bytes:
 
 
 class _Walk:
-    """Hashes objects, each once."""
+    """Computes a hash over objects. An object that is reached several times is hashed once."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=20)
-        self._seen: dict[int, tuple[int, Any]] = {}  # the objects, so that no other object gets the same id
+        self._seen: dict[int, tuple[int, Any]] = {}  # keeps objects alive, so that no other object gets the same id
         self._words = self._bytes = 0
 
     def digest(self) -> str:
@@ -253,7 +254,7 @@ class _Walk:
         elif isinstance(value, property):
             self._add_each((value.fget, value.fset, value.fdel))
         elif isinstance(value, _OF_THE_INTERPRETER):
-            owner = getattr(value, "__self__", None)  # of a bound method, its object
+            owner = getattr(value, "__self__", None)  # the object of a bound method
             of = getattr(value, "__objclass__", owner)
             self.put(getattr(of, "__name__", "") or "", getattr(value, "__module__", "") or "", value.__qualname__)
             if not isinstance(owner, (types.ModuleType, type)):
@@ -277,7 +278,7 @@ class _Walk:
             raise NoKey("an array of objects")
         self._bytes += value.nbytes
         if self._bytes > _MOST_BYTES:
-            raise NoKey("the cell holds too large arrays")
+            raise NoKey("the cell's arrays are too large")
         self.put(str(value.dtype), str(value.shape))
         self._hash.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
@@ -310,7 +311,7 @@ class _Walk:
         self._add_globals(value.__globals__, names, set())
 
     def _add_code(self, code: types.CodeType) -> set[str]:
-        """Add a function's code. Return the names that it and its inner functions use."""
+        """Add a function's code. Return the names that the code and its inner functions use."""
         self.put(code.co_code, str(code.co_firstlineno), *code.co_names, *code.co_varnames)
         names = set(code.co_names)
         for constant in code.co_consts:
@@ -361,7 +362,7 @@ class _Walk:
     def _add_object(self, value: Any) -> None:
         kind = type(value)
         if isinstance(value, logging.Logger):
-            return  # no graph depends on it
+            return  # no graph depends on a logger
         if isinstance(value, PurePath):
             self.put(str(value))
             return
@@ -398,7 +399,7 @@ class _Walk:
 
 
 def _is_python_class(kind: type) -> bool:
-    """Return whether objects of the class have no state outside of attributes and slots, besides that of its bases."""
+    """Return whether the class adds no state to its base class except attributes and slots."""
     attributes = 2 * _WORD  # __dict__ and __weakref__
     room = 0 if kind.__base__ is None else kind.__base__.__basicsize__ + attributes + _WORD * len(_slots(kind))
     return bool(kind.__flags__ & _HEAP_TYPE) and kind.__basicsize__ <= room

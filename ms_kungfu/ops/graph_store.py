@@ -1,20 +1,22 @@
 """Share compiled graphs among a host's workers, so that a worker that joins later needn't compile them again.
 
 MindSpore's compile cache writes a graph when the compiler's front end has finished it, and reads it in another process.
-Reading takes a fifth of the time. But the cache identifies a graph only by its number: each process numbers its graphs
-in the order of compilation. So it may read a graph for other shapes or of another program. This module switches the
-cache on for one compilation at a time, and lets it find only the graph whose key is equal (`graph_key`).
+Reading takes a fifth of a compilation's time. But the cache identifies a graph only by its number: each process numbers
+its graphs in the order of compilation. So the cache may read a graph for other shapes or of another program. This
+module switches the cache on for one compilation at a time, and lets the cache find only the graph with the same key
+(`graph_key`).
 
 1. During a compilation, the cache's folder contains no graph but the one with the key, and no other thread compiles a
-   cell or a jitted function. So nothing else gets this graph, even if MindSpore numbers graphs differently.
+   cell or a jitted function. So no other cell or function gets this graph, even if MindSpore numbers graphs
+   differently.
 2. All graphs are in the host's folder, in files that are named by key. A file gets this name when it is complete. The
    launcher's supervisor creates the folder, and removes it when the job ends on the host.
 3. If MindSpore can't read or write a graph, the worker compiles as it would without this module.
-4. The cache warns in each compilation. So these warnings are off meanwhile, and with them all warnings of the same part
-   of MindSpore. Rank 0 of a job that starts doesn't use the cache, and shows the other warnings.
-5. A graph that MindSpore reads gets only Parameters that the cell holds. So a graph with others, which functions use
-   that the cell calls, is neither written nor used.
-6. If the cache has once rejected a graph, it reads no other in this process. So a process that has written a graph
+4. The cache logs a warning in each compilation. So during these compilations, all warnings of the same part of
+   MindSpore are off. Rank 0 of a job that starts doesn't use the cache, and logs the other warnings.
+5. If MindSpore reads a graph, the graph gets only Parameters that the cell holds. So a graph is neither written nor
+   used if the cell calls functions that use other Parameters.
+6. After the cache has rejected a graph, it reads no other graph in this process. So a process that has written a graph
    reads none.
 """
 
@@ -53,14 +55,14 @@ class GraphStore:
     """The compiled graphs of a host's workers. `folder`: the host's folder."""
 
     def __init__(self, folder: Path) -> None:
-        from mindspore.graph import api  # older versions don't have this module
+        from mindspore.graph import api  # older versions of MindSpore don't have this module
 
         self._api: Any = api
         self._folder, self.process = folder, os.getpid()  # a child that the program forks doesn't use this object
         self._private = Path(tempfile.mkdtemp(prefix="worker-", dir=folder))  # MindSpore allows one folder per process
         (self._private / "rank_0").mkdir()
         self._cache = self._private / "rank_0" / "graph_cache"
-        self._next = 0  # MindSpore's number of the next graph
+        self._next = 0  # MindSpore's number for the next graph
         library = Path(ms.__file__).with_name("lib") / "libmindspore_core.so"
         self._levels = (ctypes.c_int * (_PIPELINE + 1)).in_dll(ctypes.CDLL(str(library)), _LEVELS)
         EXECUTOR.compile = _alone(EXECUTOR.compile)
@@ -70,7 +72,7 @@ class GraphStore:
     def compile(self, cell: Any, columns: Sequence[Any], may_share: Callable[[], bool]) -> bool:
         """Compile `cell` for inputs like `columns`, or read its graph. Return whether the graph was read."""
         if runtime.current_rank() != 0 or membership.is_joining():
-            from ms_kungfu.ops import graph_key  # for the same reason
+            from ms_kungfu.ops import graph_key
 
             try:
                 key = graph_key.key_of(cell, columns)
@@ -78,14 +80,14 @@ class GraphStore:
                     return self._read_or_write(self._folder / key, cell, columns, may_share)
             except graph_key.NoKey as reason:
                 _log.debug('graph not shared: cell=%s reason="%s"', type(cell).__name__, reason)
-            except Exception as error:  # of the cache, or of the program: then the line below raises it again
+            except Exception as error:  # an error of the cache, or of the program, which the compilation below raises
                 _log.debug('graph not shared: cell=%s error="%s"', type(cell).__name__, error)
         cell.compile(*columns)
         return False
 
     def _read_or_write(self, path: Path, cell: Any, columns: Sequence[Any], may_share: Callable[[], bool]) -> bool:
         shutil.rmtree(self._cache, ignore_errors=True)
-        self._cache.mkdir()  # fails if an earlier graph is left, or if the host's folder has been removed
+        self._cache.mkdir()  # fails if rmtree has failed, or if the host's folder has been removed
         graph = self._cache / f"compile_cache_{self._next}.mindir"
         try:
             reads = path.exists()
@@ -107,7 +109,7 @@ class GraphStore:
                 return True
             written = [each.name for each in self._cache.glob("*.mindir")]
             if not reads and is_bound and written == [graph.name] and may_share():
-                if (self._cache / _HASH).exists():  # MindSpore writes it with the process's first graph
+                if (self._cache / _HASH).exists():  # MindSpore writes this file with the process's first graph
                     (self._cache / _HASH).replace(self._folder / _HASH)
                 graph.replace(path)
                 _log.debug("graph written: cell=%s key=%s", type(cell).__name__, path.name)
@@ -138,8 +140,8 @@ class GraphStore:
 def _is_bound(cell: Any, phases: set[str]) -> bool:
     """Return whether all Parameters of the cell's graphs are Parameters that the cell holds.
 
-    MindSpore gives a graph that it reads only these Parameters. If the cell calls a function that uses another one, the
-    graph would have its own.
+    If MindSpore reads a graph, the graph gets only these Parameters. If the cell calls a function that uses another
+    Parameter, the graph would have its own copy of that Parameter.
     """
     own = {parameter.name: parameter.data_ptr() for parameter in cell.get_parameters()}
     used = [params for phase in phases for params in EXECUTOR._graph_executor.get_params(phase).items()]
@@ -162,7 +164,7 @@ def _alone(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return what changes if the file is written again. Return None if there is no file."""
+    """Return a value that changes if the file is written again, or None if there is no file."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -191,7 +193,7 @@ def compile_or_read(cell: Any, columns: Sequence[Any], may_share: Callable[[], b
         may_share: returns, after the compilation, whether another worker may use the graph.
 
     Returns:
-        Whether the graph was read. `may_share` has then returned true in the worker that compiled it.
+        Whether the graph was read. If so, `may_share` has returned true in the worker that compiled the graph.
     """
     store = _store()
     if store is not None and store.process == os.getpid():

@@ -10,11 +10,11 @@ from ms_kungfu.ops.reduce_op import ReduceOp, check_reduce_op
 
 
 class KungFuReduceScatter(SizedCollective):
-    """Reduce tensors over all ranks, and give rank r the r-th of `size` parts of the result.
+    """Reduce tensors over all ranks, and return this rank's part of the result.
 
-    A tensor of shape (size * n, ...) becomes (n, ...). The input is a tensor or a tuple of tensors. The
-    shapes must be the same on all ranks. The gradient (an all-gather) is supported only if ``op`` is
-    SUM, as in MindSpore.
+    On rank r, a tensor of shape (size * n, ...) becomes the r-th part, of shape (n, ...). The input
+    is a tensor or a tuple of tensors. The shapes must be the same on all ranks. The gradient (an
+    all-gather) is supported only if ``op`` is SUM, as in MindSpore.
 
     A tuple is split over operations as in :class:`KungFuAllGather`, with the ``comm_fusion`` limit for
     "reducescatter". As with :class:`KungFuAllGather`, a compiled graph is valid for only one cluster

@@ -1,7 +1,7 @@
 """Provide the common base classes of optimizers that wrap another optimizer.
 
-Some wrappers keep the workers' models equal. With other wrappers the models differ. For these, this
-module can merge the models, and handles workers that join or leave.
+Some wrappers keep the workers' models equal. With other wrappers, the models differ. This module
+can merge differing models, and handles workers that join or leave.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ move_toward = composite.MultitypeFuncGraph("move_toward")
 """Move a parameter towards its goal by a fraction of the distance, in place. Used with ``HyperMap``."""
 
 
-# The formula isn't (1 - share) * parameter + share * goal, because with that formula a parameter may change even if it
-# equals its goal. With the formula below it doesn't. So a single worker trains exactly as with the plain optimizer.
+# The formula isn't (1 - share) * parameter + share * goal, which may change a parameter that already equals its goal.
+# With the formula below, a single worker trains exactly as with the plain optimizer.
 @move_toward.register("Number", "Tensor", "Tensor")
 def _move_toward(share, parameter, goal):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
     """Move a parameter towards its goal by the fraction `share` of the distance, in place."""
@@ -53,8 +53,8 @@ class Delegating(nn.Optimizer):
             )
         # The constructor of nn.Optimizer isn't called, because it would create a second learning rate and global step.
         nn.Cell.__init__(self, auto_prefix=False)
-        # This line must come before the next one. MindSpore rejects an attribute with parameters if this object already
-        # has an attribute of that name, and after the next line it has one (`__getattr__`).
+        # This line must come before the next one. After the next line, `__getattr__` finds an attribute `parameters`,
+        # and MindSpore would reject a second attribute of that name.
         self.parameters = optimizer.parameters
         self.optimizer = optimizer
         hold_last_rate(optimizer)

@@ -30,8 +30,8 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
 
     The first `change_step` steps use :class:`SynchronousAveragingOptimizer` (SMA). Later steps use
     :class:`SynchronousSGDOptimizer` (S-SGD). :meth:`switch_to` changes between these two and
-    :class:`PairAveragingOptimizer` at any time. No graph is compiled again because of a switch. With
-    every algorithm, a single worker trains exactly as with `optimizer` alone, bit for bit.
+    :class:`PairAveragingOptimizer` at any time. A switch causes no compilation. With every algorithm,
+    a single worker trains exactly as with `optimizer` alone, bit for bit.
 
     *Matched state*: S-SGD needs equal models. At a switch to S-SGD, all workers take the mean of
     their models and of the wrapped optimizer's moments. They take the maximum of scalars (global
@@ -52,17 +52,17 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
         optimizer: any ``mindspore.nn.Optimizer``.
         change_step: number of steps with SMA before training changes to S-SGD, counted in updates of
             this optimizer since training began. A joining worker continues the other workers' count.
-            With None there is no automatic change. There is none either if `switch_to` has already
-            chosen an algorithm other than SMA.
+            With None, or if `switch_to` has already chosen an algorithm other than SMA, there is no
+            automatic change.
         alpha: the argument `alpha` of :class:`SynchronousAveragingOptimizer`.
         algorithm: the algorithm with which training begins: ``"sma"``, ``"ssgd"`` or ``"pair"``.
         neighbour, prefetch, seed: arguments of :class:`PairAveragingOptimizer`.
         gradients_mean, fusion, overlap: arguments of :class:`SynchronousSGDOptimizer`.
-        name: the prefix of the names of this optimizer's operations among the workers.
+        name: the prefix of the names of this optimizer's collectives.
 
     Raises:
-        TypeError: for an argument of another type.
-        ValueError: for a value outside of its range.
+        TypeError: if an argument has the wrong type.
+        ValueError: if a value is out of range.
     """
 
     def __init__(

@@ -139,8 +139,8 @@ class KungFuGradReducer(nn.Cell):
             raise ValueError("overlap= requires parameters=; pass the model's parameters with parameters=")
         self.mean = mean
         self._op = ReduceOp.MEAN if mean else ReduceOp.SUM
-        # Created even if it isn't used: the constructor loads the kernels and joins the cluster, which should happen
-        # now and not in the first step.
+        # Create this cell even if it isn't used: its constructor loads the kernels and joins the cluster, which should
+        # happen now and not in the first step.
         self.all_reduce = AllReduceGradients(self._op, [name])
         self.grouped = parameters is not None
         self.planned_parameters = tuple(parameters or ())
@@ -180,7 +180,7 @@ class KungFuGradReducer(nn.Cell):
             )
 
     def fusion_plan(self) -> Plan:
-        """Return the plan, which says which gradients are in which group, and in what order.
+        """Return the plan: the groups of gradients, and their order.
 
         To see the plan, ``print`` the result.
 
@@ -195,15 +195,15 @@ class KungFuGradReducer(nn.Cell):
         return plan_of(self.planned_parameters, self._fusion, self._name, overlaps)
 
     def _may_overlap(self) -> bool:
-        """Return whether groups may be reduced during the backward pass, by the argument `overlap` or the default."""
+        """Return whether groups may be reduced during the backward pass: the argument `overlap`, or the default."""
         return over_a_network() if self._overlap is None else self._overlap
 
-    # Python computes a cached property when MindSpore's parser first reads it, but MindSpore would compile a plain
-    # property. By then, a program has set its fusion IDs, even if it sets them after creating the optimizer, as
-    # MindSpore's tutorial does.
+    # Python computes a cached property when MindSpore's parser first reads the property, but MindSpore would compile a
+    # plain property. So a program may set its fusion IDs after it has created the optimizer, as MindSpore's tutorial
+    # does.
     @cached_property
     def plan(self) -> Plan:
-        """The plan, which is made from the configuration when it is first used."""
+        """The plan, which the first use creates from the configuration."""
         if self.begins_alike:
             claims.claim(self.planned_parameters)
         return self._make_plan()
@@ -276,7 +276,7 @@ class Reducing(Mended):
         self.grad_reducer = KungFuGradReducer(self.parameters, gradients_mean, fusion=fusion, overlap=overlap)
 
     def fusion_plan(self) -> Plan:
-        """Return the plan, which says which gradients are reduced together, with their sizes and their order.
+        """Return the plan: the groups of gradients, their sizes and their order.
 
         To see the plan, ``print`` the result. docs/fusion.md explains the plan.
         """

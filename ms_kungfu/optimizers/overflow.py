@@ -27,7 +27,7 @@ class OverflowAgreement(nn.Cell):
     contains it.
 
     Args:
-        name: the name of the operation among the workers.
+        name: the name of the all-reduce, which must be the same on all ranks.
     """
 
     def __init__(self, name: str = "overflow") -> None:
@@ -71,12 +71,13 @@ class Agreeing(Mended):
 
 
 class KungFuTrainOneStepWithLossScaleCell(Agreeing, nn.TrainOneStepWithLossScaleCell):
-    """``nn.TrainOneStepWithLossScaleCell`` with which all ranks skip a step if any rank has an overflow.
+    """``nn.TrainOneStepWithLossScaleCell`` whose ranks skip the same steps.
 
-    With a dynamic loss scaler, ``Model.train`` creates MindSpore's own cell. If only some ranks have an
-    overflow, the other ranks would wait for them in that cell's optimizer. So pass
-    `KungFuTrainOneStepWithLossScaleCell` to ``Model`` as its network, without a loss function and an
-    optimizer. MindSpore checks for overflow on GPU and Ascend only.
+    All ranks skip a step if any rank has an overflow. With a dynamic loss scaler, ``Model.train``
+    creates MindSpore's own cell. With that cell, a rank without an overflow would wait in the
+    optimizer for the ranks that skip the step. So pass `KungFuTrainOneStepWithLossScaleCell` to
+    ``Model`` as its network, without a loss function and an optimizer. MindSpore checks for overflow
+    on GPU and Ascend only.
 
     Args:
         args: the positional arguments of MindSpore's cell.

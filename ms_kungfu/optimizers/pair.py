@@ -57,7 +57,7 @@ class Pairing(Replicas):
     pairs: PairExchange
 
     def last_exchange(self) -> tuple[int, int]:
-        """Return which worker's model the last step has averaged with this worker's model.
+        """Return which other worker's model the last step used.
 
         Returns:
             The other worker's rank, and how many times that worker had saved its model. If the step used no
@@ -122,8 +122,8 @@ class PairAveragingOptimizer(Pairing, Synchronising):
             different names.
 
     Raises:
-        TypeError: for an argument of another type.
-        ValueError: for a value outside of its range.
+        TypeError: if an argument has the wrong type.
+        ValueError: if a value is out of range.
     """
 
     asynchronous = True

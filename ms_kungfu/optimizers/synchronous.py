@@ -17,7 +17,7 @@ from ms_kungfu.trained.inventory import is_grouped
 
 
 class SynchronousSGDOptimizer(Synchronising):
-    """Synchronous SGD (S-SGD): average the gradients over all workers, then let `optimizer` update.
+    """Synchronous SGD (S-SGD): average the gradients over all workers, then call `optimizer`.
 
     All workers make the same update, so their models stay equal, bit for bit. So n workers with a local
     batch of b samples train like one worker with a batch of n * b samples.
@@ -31,7 +31,7 @@ class SynchronousSGDOptimizer(Synchronising):
     gradients, for any number of workers. The gradients are sent in fusion groups (docs/fusion.md). With
     `overlap`, the reduction runs during the backward pass. This is the default with several hosts.
 
-    ``KungFuMomentum`` and similar classes do the same as subclasses of MindSpore's own optimizers.
+    ``KungFuMomentum`` and similar classes, subclasses of MindSpore's optimizers, do the same.
 
     Source: Goyal et al., Accurate, Large Minibatch SGD, 2017 (arXiv:1706.02677).
 
@@ -58,7 +58,7 @@ class SynchronousSGDOptimizer(Synchronising):
         self.grad_reducer = KungFuGradReducer(self.parameters, gradients_mean, fusion=fusion, overlap=overlap)
 
     def fusion_plan(self) -> Plan:
-        """Return the plan, which says which gradients are reduced together, with their sizes and their order.
+        """Return the plan: the groups of gradients, their sizes and their order.
 
         To see the plan, ``print`` the result. docs/fusion.md explains the plan.
         """
@@ -172,11 +172,11 @@ class SynchronousAveragingOptimizer(Replicas, Synchronising):
         alpha: the fraction of the distance to the mean by which a step moves the model, above 0 and at
             most 1. With 1, each step begins with the mean itself.
         momentum: the momentum of the central model, at least 0 and below 1.
-        name: the name of this optimizer's operation among the workers.
+        name: the name of this optimizer's all-reduce.
 
     Raises:
         TypeError: if `alpha` or `momentum` isn't a number.
-        ValueError: for a value outside of its range.
+        ValueError: if a value is out of range.
     """
 
     def __init__(

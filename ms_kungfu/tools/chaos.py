@@ -10,7 +10,7 @@ or resizes the cluster to a random size. It never kills the last worker that is 
   KUNGFU_LEDGER_DIR for this purpose,
 - that all workers ended with the same parameters, if each worker prints a line ``parameters CHECKSUM``,
 - that the launcher and long-lived workers don't use more and more descriptors, shared-memory mappings or memory,
-- that no process of the job remains, and none of its files in /dev/shm.
+- that none of the job's processes and files in /dev/shm remain.
 
 The exit status is 0 if there are no problems, 1 if there are problems, which the output names, and 2 if the command
 line is invalid.
@@ -57,7 +57,7 @@ class Sample:
 
 
 def leaks(samples: Sequence[Sample], typical: Callable[[Iterable[int]], float] = max) -> list[str]:
-    """Return how a process has grown from the first half of its samples to the second half, as texts.
+    """Return messages about a process's growth from the first half of its samples to the second half.
 
     Memory is compared by its maximum in each half. Descriptors and mappings are compared by the function `typical`.
     """
@@ -83,7 +83,7 @@ def settled(samples: Sequence[Sample], start_s: float) -> Sequence[Sample]:
 
 
 def launcher_leaks(samples: Sequence[tuple[int, Sample]]) -> list[str]:
-    """Return how the launcher has grown, as texts. `samples`: pairs of the number of workers and a sample.
+    """Return messages about the launcher's growth. `samples`: pairs of the number of workers and a sample.
 
     The launcher's resources depend on the number of workers, so only samples with the same number are compared. While
     workers join and leave, the launcher needs more resources for a short time, so medians are compared.
@@ -258,8 +258,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"chaos: {done['kills']} kills, {done['resizes']} resizes, seed {seed}")
     for text in wrong:
         print(f"chaos: WRONG: {text}")
-    well = "no problems" if is_audited else "no problems, but whether samples were lost wasn't checked"
-    print(f"chaos: {well}" if not wrong else "chaos: NOT well")
+    well = "no problems" if is_audited else "no problems, but lost samples can't be detected without a ledger"
+    print(f"chaos: {well}" if not wrong else "chaos: there are problems")
     return 1 if wrong else 0
 
 

@@ -2,19 +2,18 @@
 
 The command is ``python -m ms_kungfu.replay LEDGER --until STEP -- python train.py ...``.
 
-The exact results (bits) of training with shards depend on the program and its seed, and not on the cluster
-(docs/shards.md). So if one worker runs the program again, it gets the same bits. If the bits differ, either the
-hardware has changed them, or they depend on a value on which they must not depend. The replay compares the
-fingerprints that the ledger contains at regular steps. At the first difference, it reports the step and the parameter,
-and ends the program.
+The exact results of training with shards depend on the program and its seed, and not on the cluster (docs/shards.md).
+So if one worker runs the program again, it gets bitwise identical results. If the results differ, either the hardware
+has changed them, or they depend on a value on which they must not depend. The replay compares the fingerprints that the
+ledger contains at regular steps. At the first difference, it reports the step and the parameter, and ends the program.
 
 The program runs in the numeric environment that the ledger has recorded: with the same number of cores per worker, and
 with oneDNN limited to the same instruction set. The replay requests no resize and writes no ledger. Callbacks from
-ms_kungfu and MindSpore write no checkpoints. The program writes its own files again, so give it another folder for
-them.
+ms_kungfu and MindSpore write no checkpoints. The program writes its own files again, so give the program another folder
+for these files.
 
-The exit status is 0 if the bits are the same, 1 if they differ, and 2 if they can't be compared. In the last case a
-message says why.
+The exit status is 0 if the results are bitwise identical, 1 if they differ, and 2 if they can't be compared. In the
+last case, a message says why.
 """
 
 from __future__ import annotations
@@ -78,8 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog=_PROGRAM,
         usage="%(prog)s [-h] LEDGER [--until STEP] [--from CHECKPOINT] -- PROGRAM [ARGUMENT ...]",
-        description="Runs training with shards again as one worker, and compares its bits with the recorded ones.",
-        epilog="Exit status: 0 the same bits, 1 they differ (step and parameter are named), 2 they can't be compared.",
+        description="Runs training with shards again as one worker, and compares its results with the ledger's.",
+        epilog="Exit status: 0: identical results; 1: different results; 2: the results can't be compared.",
     )
     parser.add_argument("ledger", metavar="LEDGER", type=Path, help="the training run's ledger= or KUNGFU_LEDGER_DIR")
     parser.add_argument(
@@ -93,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def plan(folder: Path, until: int | None = None, checkpoint: Path | None = None) -> Orders:
-    """Return the ledger's fingerprints that are compared: those after the step of `checkpoint`, up to step `until`.
+    """Return the ledger's fingerprints to compare: those after the step of `checkpoint`, up to step `until`.
 
     Raises:
         KungFuError: nothing can be compared.
@@ -171,7 +170,7 @@ def _group(chosen: Sequence[Record]) -> list[Recorded]:
 
 
 def _conditions(folder: Path, jobs: set[str]) -> dict[str, Mapping[str, Any]]:
-    """Return the numeric environments of the jobs that have recorded the fingerprints, by the dataset's number."""
+    """Return, by dataset number, the numeric environments of the jobs that have recorded the fingerprints."""
     found: dict[str, Mapping[str, Any]] = {}
     job_of: dict[str, str] = {}
     for header in sorted(ledger.headers(folder), key=lambda header: header.get("time", 0)):

@@ -26,7 +26,7 @@ _claims: list[tuple[Sequence[Any], int]] = []  # parameters, and a hash of their
 
 
 def content(tensors: Iterable[Any]) -> int:
-    """Hash the bits of the tensors to a number below 2**63."""
+    """Hash the bytes of the tensors to a number below 2**63."""
     sums = []
     for tensor in tensors:
         if getattr(tensor, "has_init", False):
@@ -41,10 +41,10 @@ def content_of(data: bytes) -> int:
 
 
 def _sums(values: Array) -> bytes:
-    """Arrange the bits as a table of 64-bit words, and hash the sums of its rows and of its columns.
+    """Arrange the bytes as a table of 64-bit words, and hash the sums of the table's rows and columns.
 
-    Summing runs at about the memory's speed, and a hash of all bits is slower. If two changes cancel each other in the
-    sum of a row, they still change the sums of their columns, and vice versa.
+    Summing is about as fast as reading memory; hashing all bytes is slower. If two changes cancel each other in the sum
+    of a row, they still change the sums of their columns, and vice versa.
     """
     content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     table = content[: content.size // _ROW_BYTES * _ROW_BYTES].view(np.uint64).reshape(-1, _ROW_BYTES // 8)
@@ -82,7 +82,7 @@ def claim(parameters: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def claiming(claim: str) -> Iterator[None]:
-    """Add `claim` to the description of each reduction in the context. If descriptions differ, a reduction fails."""
+    """Add `claim` to each reduction's description in the context. If ranks' descriptions differ, a reduction fails."""
     core = membership.current().core
     core.set_claim(claim + _claim())
     try:
@@ -97,11 +97,11 @@ def _tell() -> None:
 
 def _claim() -> str:
     whole = hashlib.blake2b(repr([value for _, value in _claims]).encode(), digest_size=4).hexdigest()
-    return f"on parameters {whole}, " if _claims else ""  # operation.cc looks for "on parameters"
+    return f"on parameters {whole}, " if _claims else ""  # operation.cc searches for this text
 
 
 def serves(reducer: Any) -> None:
-    """Record that the cell `reducer` reduces gradients over the workers: those of its `planned_parameters`, if set."""
+    """Record that the cell `reducer` reduces gradients over the workers."""
     reducers.add(reducer)
 
 

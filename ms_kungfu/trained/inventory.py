@@ -28,7 +28,7 @@ def collect_parameters(trained: Iterable[Any]) -> list[Any]:
             return [p for part in item for p in of(part)]
         held = [p for p in getattr(item, "__dict__", {}).values() if isinstance(p, ms.Parameter)]
         if not held and not is_scheduler(item):
-            raise TypeError(f"expected cells, optimizers or Parameters to keep equal on all workers, got {item!r}")
+            raise TypeError(f"expected cells, optimizers or Parameters, got {item!r}")
         return held
 
     return list({id(p): p for item in trained for p in of(item)}.values())
@@ -81,9 +81,9 @@ def is_grouped(cell: Any) -> bool:
 
 
 def parameters_of_groups(optimizer: Any) -> list[Any]:
-    """Return the Parameters in the ``param_groups`` of an optimizer, without the trained Parameters.
+    """Return the Parameters in the ``param_groups`` of an optimizer, except the trained Parameters.
 
-    These Parameters are the learning rates, which a scheduler writes to, and other state of a group, such as a maximum.
+    These Parameters are the learning rates, which a scheduler changes, and other state of the groups.
     """
     import mindspore as ms
 
@@ -96,7 +96,7 @@ def parameters_of_groups(optimizer: Any) -> list[Any]:
 
 
 def numbers_of_groups(optimizer: Any) -> list[dict[str, float]]:
-    """Return, for each group, the numbers that aren't Parameters, such as a learning rate set by the program."""
+    """Return, for each group, the numbers that aren't Parameters, such as a learning rate from the program."""
     return [{k: v for k, v in group.items() if isinstance(v, (bool, int, float))} for group in optimizer.param_groups]
 
 
@@ -140,8 +140,8 @@ def collect_schedulers(trained: Iterable[Any], optimizers: Sequence[Any]) -> lis
             given.append(several[0])
         elif several:
             _log.warning(
-                "misuse: check=schedulers schedulers=%d type=%s. These schedulers set the rates of one optimizer, and "
-                "a joining worker doesn't receive their state; pass them to ElasticTraining, in their order",
+                "misuse: check=schedulers schedulers=%d type=%s. These schedulers set one optimizer's learning rates, "
+                "and a joining worker doesn't receive their state; pass them to ElasticTraining, in their order",
                 len(several), name,
             )  # fmt: skip
     return [part for item in given for part in _parts(item)]
@@ -168,7 +168,7 @@ def collect_optimizers(trained: Iterable[Any]) -> list[Any]:
 
 
 def reducers(trained: Iterable[Any], *, left_to_shards: bool) -> list[Any]:
-    """Return the cells that reduce gradients; with `left_to_shards`, the cells that leave this to a `ShardedStep`."""
+    """Return the cells that reduce gradients; with `left_to_shards`, the cells for which a `ShardedStep` reduces."""
     found = [cell for cell in collect_cells(trained).values() if getattr(cell, "reduces_gradients", False)]
     return [cell for cell in found if cell.left_to_shards == left_to_shards]
 
@@ -204,8 +204,8 @@ def check_sharded(trained: Iterable[Any]) -> None:
     for statistic in moving_statistics(trained):
         if statistics_of_shards.get(id(statistic)) is not statistic:
             raise ValueError(
-                f"the moving statistic {statistic.name!r} would differ between workers: no ShardedStep has its "
-                "network; pass ShardedStep(..., trained=net)"
+                f"the moving statistic {statistic.name!r} would differ between workers: its network wasn't passed to "
+                "a ShardedStep; pass ShardedStep(..., trained=net)"
             )
 
 

@@ -220,7 +220,7 @@ def nccl_version(code: int) -> str:
     >>> nccl_version(21605), nccl_version(2708)
     ('2.16.5', '2.7.8')
     """
-    scale = 10000 if code >= 10000 else 1000  # the number has another format since NCCL 2.9
+    scale = 10000 if code >= 10000 else 1000  # NCCL 2.9 changed the format of the number
     return f"{code // scale}.{code % scale // 100}.{code % 100}"
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 _KERNELS = {"CPU": "libkungfu_ms_cpu.so", "GPU": "libkungfu_ms_gpu.so", "Ascend": "libkungfu_ms_ascend.so"}
-# This program loads the kernels like the first operator in a user's program.
+# This program loads the kernels, as the first operator in a user's program does.
 _LOADING = "loading ms_kungfu's kernels"
 _LOAD_KERNELS = f"""
 doing("importing MindSpore")
@@ -88,7 +88,7 @@ def check_mindspore(system: System) -> Iterator[Finding]:
     if outcome.error and outcome.during == _LOADING:
         yield wrong("MindSpore", f"{found} is installed, but {outcome.error}", again)
     elif outcome.error:
-        # With --no-deps, pip doesn't reinstall the dependencies, which would change NumPy.
+        # Without --no-deps, pip would also reinstall MindSpore's dependencies, and thereby change NumPy.
         remedy = f'pip install --no-deps --force-reinstall "mindspore=={found}"'
         yield wrong("MindSpore", f"{found} can't be imported: {outcome.error}", remedy)
     elif "error" in outcome.value:

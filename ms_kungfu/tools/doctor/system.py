@@ -131,7 +131,7 @@ class System:
         The program calls `answer(VALUE)` to return its result. It may call `doing(WHAT)` before each stage. If the
         program crashes, the error names the stage.
 
-        The doctor opens libraries only in such processes, because a library that crashes or hangs must not end the
+        The doctor opens libraries only in separate processes, because a library that crashes or hangs must not end the
         doctor.
         """
         prologue = (
