@@ -142,7 +142,7 @@ JOB = _optional(
 JOB_SECRET = _optional(
     "KUNGFU_JOB_SECRET",
     Kind(_hex, "hexadecimal digits"),
-    "Proves membership to the broker (HMAC) and authorizes writes to the config server (`Bearer`). Never log it. The "
+    "Proves membership to the broker (HMAC) and authorizes writes to the config server (`Bearer`). The "
     "user sets it for a job on several hosts, or for a separate config server.",
     set_by="user, launcher",
     secret=True,
@@ -151,7 +151,7 @@ TLS_CERT = _optional(
     "KUNGFU_TLS_CERT",
     PATH,
     "This host's certificate, in PEM. With `KUNGFU_TLS_KEY` and `KUNGFU_TLS_CA`, it turns on TLS for all traffic "
-    "between hosts: data, launcher messages, the config server (https). Unset: the traffic isn't encrypted.",
+    "between hosts. Unset: no encryption.",
     set_by="user",
 )
 TLS_KEY = _optional(
@@ -173,9 +173,7 @@ HOSTS = _optional(
     Kind(_hosts, "'host:slots', comma-separated"),
     "The slots of each host, if `-H` sets them. Unset: no limit.",
 )
-PORT_RANGE = _optional(
-    "KUNGFU_PORT_RANGE", Kind(port_range, "'first-last' (ports)"), "Ports for new workers, including first and last."
-)
+PORT_RANGE = _optional("KUNGFU_PORT_RANGE", Kind(port_range, "'first-last' (ports)"), "Ports for new workers.")
 COLLECTIVE_TIMEOUT = Variable(
     "KUNGFU_COLLECTIVE_TIMEOUT",
     SECONDS,
@@ -225,8 +223,7 @@ DEVICE_CHUNK_BYTES = Variable(
 DEVICE_RUNTIME_LIBRARY = _optional(
     "KUNGFU_DEVICE_RUNTIME_LIBRARY",
     PATH,
-    "The CUDA runtime (libcudart) or AscendCL (libascendcl) to open. Unset: the library that is already loaded, or "
-    "the library that the loader finds.",
+    "The CUDA runtime (libcudart) or AscendCL (libascendcl) to open. Unset: the loaded library, or the loader's.",
     set_by="user",
 )
 DEVICE_ENGINE_LIBRARY = _optional(

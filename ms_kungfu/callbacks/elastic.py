@@ -16,7 +16,7 @@ import mindspore as ms
 import numpy as np
 from mindspore.train import Callback, Model, RunContext
 
-from ms_kungfu import env, membership, runtime
+from ms_kungfu import membership, runtime
 from ms_kungfu._checks import at_least
 from ms_kungfu.agreement import broadcast_json
 from ms_kungfu.callbacks import evaluation
@@ -24,8 +24,7 @@ from ms_kungfu.callbacks.compile_ahead import CompileAhead
 from ms_kungfu.callbacks.epoch_outputs import EpochOutputs
 from ms_kungfu.callbacks.monitor import batch_rows, connect_summary
 from ms_kungfu.callbacks.others import Others, replace_attribute
-from ms_kungfu.callbacks.sharded import ShardedTraining, obstacle
-from ms_kungfu.dataset import shard_choice
+from ms_kungfu.callbacks.sharded import ShardedTraining, choose_shards
 from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic import state_transfer
 from ms_kungfu.elastic.eviction import Evict
@@ -33,7 +32,7 @@ from ms_kungfu.elastic.lr_rule import LRRule
 from ms_kungfu.elastic.options import Options
 from ms_kungfu.elastic.policy import Policy
 from ms_kungfu.elastic.program import is_behind
-from ms_kungfu.elastic.schedule import Schedule, entries
+from ms_kungfu.elastic.schedule import Schedule
 from ms_kungfu.elastic.state import Component
 from ms_kungfu.elastic.training import ElasticTraining
 from ms_kungfu.monitoring.monitor import Monitor
@@ -221,34 +220,6 @@ class KungFuElasticCallback(Callback):
             data.global_batch_size = self._global_batch_size
             self._batch_given_to = data
 
-    def _choose_shards(self, network: Any, data: ElasticDataset) -> None:
-        """Choose the number of shards if the dataset has ``shards="auto"``.
-
-        All workers of a job choose the same number, because they run the same program, and `env.START_SIZE` and
-        `env.START_CORES` never change.
-        """
-        if not data.awaits_shards:
-            return
-        self._set_batch_size(data)
-        size, cores, options = env.START_SIZE.get(), env.START_CORES.get(), self._options.as_run()
-        shards, reason = None, obstacle(network)
-        if reason:
-            pass
-        elif size is None or cores is None:
-            reason = "the program doesn't run under kungfu-run on a single host"
-        elif options.policy is not None or callable(options.schedule):
-            reason = "the sizes of the cluster aren't known in advance"
-        elif options.lr_rule != "none":
-            reason = "lr_rule follows the number of workers"
-        elif not data.holds_global_batch:
-            reason = "batch_size grows with the cluster, but shards require global_batch_size"
-        else:
-            sizes = {size, *(workers for _, workers in entries(options.schedule))}
-            shards, reason = shard_choice.choose(data.global_batch_size, sizes, cores)
-            if shards is not None and membership.is_joining():  # `keep_all_busy` may have added shards since
-                shards = shard_choice.smallest(data.global_batch_size, max(shards, env.WORLD_SIZE.get())) or shards
-        data.choose_shards(shards, reason)
-
     def _prepare(self, params: Any) -> Callable[[], None]:
         """Return a function that compiles the first training step."""
         data = params.train_dataset
@@ -351,7 +322,8 @@ class KungFuElasticCallback(Callback):
         With an ordinary dataset, the iterator gives each epoch the same number of steps on all workers.
         """
         if is_train and isinstance(dataset, ElasticDataset):
-            self._choose_shards(model._train_network, dataset)  # before MindSpore creates the iterator
+            self._set_batch_size(dataset)
+            choose_shards(model._train_network, dataset, self._options.as_run())  # before the iterator is created
         helper, network = Model._exec_preprocess(model, is_train, dataset, *arguments, **options)
         if is_train and not isinstance(dataset, ElasticDataset):
             return _AgreedSteps(helper, dataset, self._steps_left), network

@@ -7,7 +7,12 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn, ops
 
+from ms_kungfu import env, membership
+from ms_kungfu.dataset import shard_choice
+from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic import compiled
+from ms_kungfu.elastic.options import Options
+from ms_kungfu.elastic.schedule import entries
 from ms_kungfu.elastic.sharded_step import ShardedStep, check_optimizer
 from ms_kungfu.optimizers.overflow import KungFuTrainOneStepWithLossScaleCell
 from ms_kungfu.trained import inventory
@@ -116,10 +121,38 @@ def obstacle(train_cell: Any) -> str:
             check_optimizer(optimizer)
         for cell in cells:
             if getattr(cell, "reduces_gradients", False):
-                cell.check_left_to_shards(getattr(train_cell.grad_reducer, "mean", True))
+                cell._check_left_to_shards(getattr(train_cell.grad_reducer, "mean", True))
     except ValueError as error:
         return str(error).partition(";")[0]
     return ""
+
+
+def choose_shards(train_cell: Any, data: ElasticDataset, options: Options) -> None:
+    """Choose the number of shards if `data` has ``shards="auto"``.
+
+    All workers of a job choose the same number, because they run the same program, and `env.START_SIZE` and
+    `env.START_CORES` never change.
+    """
+    if not data.awaits_shards:
+        return
+    size, cores = env.START_SIZE.get(), env.START_CORES.get()
+    shards, reason = None, obstacle(train_cell)
+    if reason:
+        pass
+    elif size is None or cores is None:
+        reason = "the program doesn't run under kungfu-run on a single host"
+    elif options.policy is not None or callable(options.schedule):
+        reason = "the sizes of the cluster aren't known in advance"
+    elif options.lr_rule != "none":
+        reason = "lr_rule follows the number of workers"
+    elif not data.holds_global_batch:
+        reason = "batch_size grows with the cluster, but shards require global_batch_size"
+    else:
+        sizes = {size, *(workers for _, workers in entries(options.schedule))}
+        shards, reason = shard_choice.choose(data.global_batch_size, sizes, cores)
+        if shards is not None and membership.is_joining():  # `keep_all_busy` may have added shards since
+            shards = shard_choice.smallest(data.global_batch_size, max(shards, env.WORLD_SIZE.get())) or shards
+    data.choose_shards(shards, reason)
 
 
 def _parts_of(train_cell: Any) -> list[Any]:

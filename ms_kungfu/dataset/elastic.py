@@ -217,9 +217,10 @@ class ElasticDataset(Shares, ds.Dataset):
             open_ledger()
 
     def choose_shards(self, shards: int | None, reason: str = "") -> None:
-        """Set the number of shards that ``shards="auto"`` stands for. Later calls do nothing.
+        """Set the number of shards for ``shards="auto"``.
 
-        All workers must make this call before the first step, with the same number.
+        All workers must make this call before the first step, with the same number. Later calls do
+        nothing.
 
         Args:
             shards: the number of shards, or None for no shards.
@@ -242,9 +243,10 @@ class ElasticDataset(Shares, ds.Dataset):
                 _log.info("dataset: shards=%d samples=%d", shards, self._cursor.unit)
 
     def keep_all_busy(self) -> None:
-        """With ``shards="auto"``, use more shards if the cluster has more workers than shards.
+        """Use more shards if the cluster has more workers than shards.
 
-        All workers must make this call after each change of the cluster, before the next step.
+        The method does nothing unless ``shards="auto"`` has chosen a number. All workers must make this
+        call after each change of the cluster, before the next step.
         """
         size, batch = runtime.current_cluster_size(), self._batch.of_all
         if not self._shards_are_chosen or self.shards is None or batch is None or size <= self.shards:

@@ -196,7 +196,11 @@ class Shares:
         self._dealing.changes += 1
 
     def partition_into(self, shards: int | None) -> None:
-        """Set the number of shards before the first step. Call this on all workers."""
+        """Set the number of shards before the first step.
+
+        Args:
+            shards: the number of shards, or None for no shards.
+        """
         self._hold(BatchSize(self._batch.per_worker, self._batch.of_all, shards))
         self._dealing = Dealing(self._cursor, shards is not None)
 

@@ -162,10 +162,10 @@ class KungFuGradReducer(nn.Cell):
             ValueError: the reducer was created with ``overlap=True``, or it was created for a sum over the
                 workers although the step computes a mean.
         """
-        self.check_left_to_shards(mean)
+        self._check_left_to_shards(mean)
         self.left_to_shards = True
 
-    def check_left_to_shards(self, mean: bool) -> None:
+    def _check_left_to_shards(self, mean: bool) -> None:
         """Raise the errors of `leave_to_shards`, without changing anything."""
         if self._overlap:
             raise ValueError(

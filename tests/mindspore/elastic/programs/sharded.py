@@ -74,11 +74,19 @@ class Watch(Callback):
 
 
 class Grow(Callback):
-    """Requests one more worker, which no schedule contains."""
+    """Requests a third worker, which no schedule contains, and ends training a few steps after it has joined."""
+
+    steps_left = 8
 
     def on_train_step_end(self, run_context):
         if run_context.original_args().cur_step_num == 2 and kf.current_rank() == 0:
-            kf.propose_new_size(kf.current_cluster_size() + 1)
+            kf.propose_new_size(3)
+        if kf.current_cluster_size() < 3:
+            time.sleep(0.05)  # there are enough steps until the worker is ready
+            return
+        self.steps_left -= 1
+        if self.steps_left == 0:
+            run_context.request_stop()
 
 
 def train_with_model():
