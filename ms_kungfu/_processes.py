@@ -37,7 +37,7 @@ def raise_descriptor_limit() -> None:
 
 
 def connection_limit(most: int) -> int:
-    """Return how many connections the process may have: `most`, or a quarter of its descriptors if that is less."""
+    """Return how many connections the process may have: `most`, but at most a quarter of its descriptor limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if soft == resource.RLIM_INFINITY else max(2, min(most, soft // 4))
 

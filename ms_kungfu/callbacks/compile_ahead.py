@@ -4,7 +4,7 @@ In GRAPH mode, MindSpore compiles the step for each batch shape. Without shards,
 trains per step changes with the cluster's size. All workers would then wait for the compilation. So a worker compiles
 the step for these numbers of samples, after its first step or before it joins:
 
-- Its numbers of samples at each size in the schedule. Training needs these shapes in any case, so compiling them early
+- Its numbers of samples at each size in the schedule. Training needs these graphs in any case, so compiling them early
   only moves the time from the cluster changes to the start.
 - Its numbers of samples after another worker has failed, including those in the last steps of an epoch. The process
   compiles for failures as long as these compilations together take less than ``KUNGFU_COMPILE_AHEAD`` seconds. For a

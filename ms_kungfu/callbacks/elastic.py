@@ -59,7 +59,7 @@ class KungFuElasticCallback(Callback):
             asynchronous.
 
     Raises:
-        ValueError: an argument is out of range, or two arguments exclude each other. The error is
+        ValueError: an argument is out of range, or two arguments can't be combined. The error is
             raised before any communication.
         TypeError: an argument has the wrong type.
     """

@@ -129,7 +129,7 @@ class Evaluation:
         dealt = isinstance(self._dataset, ElasticDataset)
         if dealt and self._dataset.shards is not None:
             raise KungFuError(
-                "the evaluation's ElasticDataset has shards=; use one without shards=, or an ordinary dataset"
+                "the evaluation's ElasticDataset has shards; use one without shards, or an ordinary dataset"
             )
         position = self._dataset.state() if dealt else None
         rows = gather({"dealt": position, "sharded": self._dataset.is_sharded(), "differ": self._differ})
@@ -238,7 +238,7 @@ class Evaluation:
 
 
 def gather(row: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return a dict from each living rank to its `row`. The dict is the same on all workers (collective)."""
+    """Return a dict that maps each living rank to its `row`, the same on all workers. All workers call this."""
     return gather_json(row, "kungfu/callbacks")
 
 

@@ -396,7 +396,7 @@ def _restore(callback: Any, captured: Any) -> None:
 
 
 def _trace(callback: Any) -> dict[str, Any]:
-    """Return a dict from each data attribute's name to a short value, which changes with the attribute.
+    """Return a dict that maps each data attribute's name to a short value, which changes with the attribute.
 
     Large attributes aren't read completely, so some changes aren't detected.
     """

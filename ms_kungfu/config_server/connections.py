@@ -2,7 +2,7 @@
 
 Clients must not be able to disturb the job:
 
-- The number of connections is limited, and is at most a quarter of the process's file descriptors. Each connection
+- The number of connections is limited, and is at most a quarter of the process's descriptor limit. Each connection
   serves one request, by default within ten seconds. If a new connection exceeds the limit, the server closes the
   connection that has been open longest without sending a complete request. So a client that sends its request
   immediately, as ms_kungfu does, is served even if many other clients are silent or slow. Connections that are still in

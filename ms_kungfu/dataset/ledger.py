@@ -133,9 +133,9 @@ class Ledger:
         data: the index of the ElasticDataset in the program.
         errors: what happens if a line can't be written: "raise" or "warn".
         sharded: whether steps are partitioned into shards.
-        conditions: returns the numeric environment for the header.
+        conditions: a function that returns the numeric environment.
         fingerprints: the number of steps between two fingerprints; 0 if none are recorded.
-        contents: returns the hashes of the source's samples for the header, or None if they are unknown.
+        contents: a function that returns the hashes of the source's samples, or None if they are unknown.
     """
 
     def __init__(

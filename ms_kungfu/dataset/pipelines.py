@@ -220,7 +220,7 @@ def _check_numbered(leaf: Any) -> None:
     if getattr(leaf, "has_batch_sampler", False):
         raise TypeError(
             f"the batch_sampler of a {name} chooses the batches for one process; leave out batch_sampler "
-            "and collate_fn, call batch(n) on the dataset, and collate with its per_batch_map"
+            "and collate_fn; instead call batch(n, per_batch_map=...) on the dataset"
         )
     if is_numbered(leaf):
         return

@@ -1,8 +1,8 @@
-"""Choose the number of shards for ``ElasticDataset(shards="auto")``, with pure functions.
+"""Choose the number of shards for ``ElasticDataset(shards="auto")``. All functions are pure.
 
-Shards make failures and resizes cheap, but they have two costs (docs/shards-details.md): a worker with shards uses one
-core, and each further shard of a worker takes about as long as a small step. So these functions choose shards only if
-both costs are low at all planned sizes.
+Shards make failures and resizes cheap, but they have two costs (docs/shards-details.md): a worker with shards can use
+only one core, and each further shard of a worker takes about as long as a small step. So these functions choose
+shards only if both costs are low at all planned sizes.
 """
 
 from __future__ import annotations

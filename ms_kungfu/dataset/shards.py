@@ -1,4 +1,4 @@
-"""Partition an epoch's steps into shards, with pure functions. ops_src/shards/step.h explains shards and gradients.
+"""Partition an epoch's steps into shards. All functions are pure. ops_src/shards/step.h explains shards and gradients.
 
 A step of T samples has ``ceil(T / unit)`` shards. Each shard has `unit` samples, except the last shard of the epoch,
 which may have fewer. A worker to which no shard is assigned computes the step's last shard, because each worker must

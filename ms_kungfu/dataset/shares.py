@@ -250,7 +250,7 @@ class Shares:
         """Return the workers that took part in a sharded step. The step uses its whole batch even if workers fail."""
         if not self._sums:
             raise KungFuError(
-                "this ElasticDataset has shards, but the shards of this step were never summed: train with "
+                "this ElasticDataset has shards, but the gradients of this step's shards were never summed: train with "
                 "Model.train and KungFuElasticCallback, or call a ms_kungfu.elastic.ShardedStep with each batch"
             )
         return members_of_a_step_of_shards() if dealt.version == runtime.cluster_version() else dealt.members

@@ -69,7 +69,7 @@ class Carried:
 
     @property
     def components(self) -> list[Component]:
-        """The components of the state, that is, everything except Parameters and buffers."""
+        """The parts of the state that are neither Parameters nor buffers."""
         training = self._training
         progress = Component("progress", lambda: {"call": self._call, **program.progress(training)}, program.resume)
         carried = [progress]

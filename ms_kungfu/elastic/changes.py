@@ -84,7 +84,7 @@ class ClusterChanges:
         self.defers_until = "this training call ends" if is_last else None
 
     def suspend(self, suspended: bool) -> None:
-        """Suspend this worker's loop and dataset, so that they end early. If `suspended` is false, resume them."""
+        """If `suspended`, end this worker's loop and dataset early. Otherwise let them run normally again."""
         self.training.should_stop = suspended
         if self.training.dataset is not None:
             self.training.dataset.suspended = suspended

@@ -73,7 +73,7 @@ class Decision:
         reason: why the policy has made this decision, as text that isn't empty.
 
     Raises:
-        ValueError: if the reason is empty, a value is out of range, or two values exclude each other.
+        ValueError: if the reason is empty, a value is out of range, or two values can't be combined.
     """
 
     reason: str

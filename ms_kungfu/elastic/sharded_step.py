@@ -183,8 +183,8 @@ class _Statistics:
             if not np.array_equal(parameter.asnumpy(), value, equal_nan=True):
                 raise ValueError(
                     f"a ShardedStep changes {parameter.name!r}, which belongs to a network that wasn't "
-                    "passed to this step; pass each ShardedStep all networks that it calls in training "
-                    "mode, as in ShardedStep(..., trained=[net, other_net])"
+                    "passed to it; pass all networks that the step calls in training mode, as in "
+                    "ShardedStep(..., trained=[net, other_net])"
                 )
 
 

@@ -166,7 +166,7 @@ class ElasticTraining:
 
     @property
     def components(self) -> list[state.Component]:
-        """The components of the state, that is, everything except Parameters and buffers."""
+        """The parts of the state that are neither Parameters nor buffers."""
         return self.carried.components
 
     @property

@@ -69,8 +69,8 @@ class LastStep:
         if kept is None:
             raise KungFuError(
                 f"step {step}: rank {ranks} failed between two gradient reductions, and the step can't be "
-                "undone: ms_kungfu saves the state before a step only after the first step with several "
-                "reductions, and this was the first. Resume from a checkpoint"
+                "undone: it is the first step with several reductions, and ms_kungfu saves the state only before "
+                "later steps. Resume from a checkpoint"
             )
         for tensor, values in kept:
             inventory.assign(tensor, values)

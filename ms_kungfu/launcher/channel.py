@@ -179,7 +179,7 @@ class Stream:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket. No task may be receiving."""
+        """Close the socket. Call only if no task is receiving."""
         self.end()
         self._socket.close()
 

@@ -1,9 +1,9 @@
 """Choose the widest vector instructions that MindSpore's convolutions may use, the same for all workers of a job.
 
 oneDNN prepares a convolution at each launch. With AVX-512, the preparation can take 50 times as long as with AVX2
-(docs/troubleshooting.md). ``-cpu-isa auto`` measures both levels once for each processor and MindSpore version, and
-stores the result in the user's cache. Each host reports its level when it registers with the controller. The
-controller limits all workers to the lowest level of all hosts.
+(docs/troubleshooting.md). ``-cpu-isa auto`` measures both levels once per combination of processor model and
+MindSpore version, and stores the result in the user's cache. Each host reports its level when it registers with the
+controller. The controller limits all workers to the lowest level of all hosts.
 """
 
 from __future__ import annotations

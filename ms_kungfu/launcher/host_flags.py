@@ -33,7 +33,7 @@ NO_TORCHRUN_FLAGS = {
 }
 _NO_RESTARTS = (
     "torchrun restarts all workers after a failure; kungfu-run doesn't: the other workers continue. -max-restarts "
-    "limits how often -recover=replace or -standby starts a worker again"
+    "limits how many times -recover=replace or -standby starts a worker again"
 )
 _KINDS_OF_EACH = ("auto", "cpu", "gpu")  # torchrun's values for --nproc-per-node that aren't numbers
 
@@ -217,9 +217,7 @@ def _settle_torchruns(flags: Namespace) -> None:
         )
     if each is None:
         if least < most:
-            raise UsageError(
-                "--nnodes MIN:MAX requires --nproc-per-node, which gives the number of workers of MIN hosts"
-            )
+            raise UsageError("--nnodes MIN:MAX requires --nproc-per-node K: the job needs at least MIN*K workers")
         return
     if isinstance(each, str):
         each = _counted_here(each, hosts.self_name)

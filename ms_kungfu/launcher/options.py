@@ -274,7 +274,7 @@ class Options:
     )
     max_restarts: int = _flag(
         "max-restarts",
-        "with -recover=replace or -standby: how often within 5 minutes the worker in one slot, or a standby, may be "
+        "with -recover=replace or -standby: how many times in 5 minutes the worker in one slot, or a standby, may be "
         f"replaced (default {_MAX_RESTARTS})",
         type=integer(0),
         metavar="N",
@@ -409,8 +409,8 @@ def parse_command_line(arguments: Sequence[str]) -> Options | JoinRequest | Engi
     # -max-restarts 0 is torchrun's default, and is accepted because kungfu-run never restarts all workers.
     if flags.max_restarts and flags.recover is not Recover.REPLACE and not flags.standbys:
         raise UsageError(
-            "-max-restarts requires -recover=replace or -standby: -max-restarts limits how often -recover=replace or "
-            "-standby starts a worker again; unlike torchrun, kungfu-run never restarts all workers"
+            "-max-restarts requires -recover=replace or -standby: -max-restarts limits how many times "
+            "-recover=replace or -standby starts a worker again; unlike torchrun, kungfu-run never restarts all workers"
         )
     if flags.cores_per_worker is not None:
         if not flags.affinity:

@@ -105,7 +105,7 @@ class Server(Generic[C]):
         """Record that a connection was rejected, because it wasn't authenticated."""
 
     def _ended(self, source: str, error: Exception) -> None:
-        """Record that an authenticated connection has failed because of an error that the other end can cause."""
+        """Record that an authenticated connection has ended because of a network, protocol or time-out error."""
 
     def _troubled(self, error: OSError) -> None:
         """Record that no connection can be accepted for now. This is called once for each reason."""

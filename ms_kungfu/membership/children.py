@@ -31,7 +31,7 @@ _AGAIN_S = 5.0
 
 
 class Answers(NamedTuple):
-    """The numbers that a process without a slot reports: its worker's numbers, or those planned at its start."""
+    """The values that a process without a slot reports: its worker's values, or those that the launcher planned."""
 
     rank: int
     size: int
@@ -72,7 +72,7 @@ class _Unguarded:
 
 
 def parents_answers(member: Member) -> Answers | None:
-    """Return the numbers of this process's worker. Return None if this process may itself be a worker."""
+    """Return the rank and sizes of this process's worker. Return None if this process may itself be a worker."""
     parent = member.get(env.PARENT)
     if parent is None or parent[0] == os.getpid() or not is_above(parent[0]):
         return None

@@ -87,8 +87,8 @@ def check_caught_up(what: str) -> None:
     if current().catching_up:
         raise KungFuError(
             f"{what} can't run on a joining worker now: the other workers wait for this worker in a later training "
-            "call; between training calls, use only the collectives kf.run_barrier() and sync_net_parameters, or "
-            "save the result of each call in a file"
+            "call; between training calls, use only the collectives kf.run_barrier() and sync_net_parameters, and "
+            "save the results of training calls in files"
         )
 
 
@@ -111,7 +111,7 @@ def is_first_cluster() -> bool:
 
 
 def answers_without_slot() -> Answers | None:
-    """Return the numbers of a process without a slot: its worker's numbers, or those planned at its start.
+    """Return the rank and sizes of a process without a slot: its worker's, or those that the launcher planned.
 
     Return None if this process is in a cluster, or if `kungfu-run` hasn't started it.
     """

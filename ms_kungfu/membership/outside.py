@@ -32,14 +32,14 @@ class OutsideWatch:
         self._told = 0
 
     def look(self, now: float, version: int, prepared: int, activity: Any, waits: bool) -> float | None:
-        """Return how many seconds this worker has been outside of steps while a change waits; None if no line is due.
+        """Return how many seconds this worker has delayed a cluster change; None if there is nothing to log now.
 
         Args:
             now: the time in seconds.
             version: the current cluster version.
             prepared: the newest prepared cluster version.
             activity: a value that changes whenever a step or a collective has ended.
-            waits: whether the main thread is in a collective, so that it waits for other workers.
+            waits: whether the main thread is waiting for other workers in a collective.
         """
         if prepared <= version:
             self._since = None

@@ -143,7 +143,7 @@ def _write(
         # The store may have a newer version than this member's cluster. Derive the new cluster from the newest version.
         newest = store.get() or cluster
         if newest.version < cluster.version:
-            raise StoreUnreachableError(f"config server {store.url} has restarted with an older cluster")
+            raise StoreUnreachableError(f"config server {store.url} has restarted with an older cluster version")
         if newest.size == size and (newest.version > cluster.version or not failed):
             return newest.version
         if is_over():

@@ -43,7 +43,7 @@ _SUMMARY = (
 
 
 class Monitor:
-    """Measure training, and record the same figures on all workers; see docs/monitoring.md.
+    """Measure training, and record the same values on all workers; see docs/monitoring.md.
 
     Pass the monitor to `MonitorCallback`, `KungFuElasticCallback` or `ElasticTraining`. In any other
     loop, call `begin` once, and then `step_end` after each step. In measured steps, `step_end` is a
@@ -157,7 +157,7 @@ class Monitor:
                 counts the steps.
             shards: the number of samples in each shard, if the step was partitioned into shards
                 (`ElasticDataset.step_shards`). The monitor then ignores `samples`. It computes the
-                figures of the gradients over the shards, so they don't depend on the cluster size.
+                statistics of the gradients over the shards, so they don't depend on the cluster size.
             trained: the number of samples on which all workers together trained in this step, if it
                 is known (`ElasticDataset.commit`). Otherwise the workers exchange their numbers of
                 samples. A worker that fails before the exchange then isn't counted.
@@ -202,7 +202,7 @@ class Monitor:
             self._endpoint = None
 
     def state(self) -> dict[str, Any]:
-        """Return, as JSON, the state that a joining worker needs to continue with the same figures."""
+        """Return, as JSON, the state that a joining worker needs to continue with the same statistics."""
         return {
             "step": self.step,
             "trained_samples": self.trained_samples,

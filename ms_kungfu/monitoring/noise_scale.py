@@ -29,8 +29,8 @@ def unbiased_estimates(
     Args:
         mean_local_squared: the squared norm of each worker's gradient, averaged over the workers.
         reduced_squared: the squared norm of the mean gradient over all samples.
-        batches: the number of samples in each worker's gradient. The numbers may differ, because the
-            estimate uses the mean of their inverses.
+        batches: each worker's number of samples. The numbers may differ, because the estimate uses
+            the mean of their inverses.
 
     Returns: The two estimates. None if they can't be computed, because there is only one worker, a
         batch has 0 samples, or a norm isn't finite (an overflow).
@@ -79,7 +79,7 @@ class NoiseScaleEstimator:
             mean_local_squared: the squared norm of each worker's gradient, averaged over the
                 workers.
             reduced_squared: the squared norm of the mean gradient over all samples.
-            batches: the number of samples in each worker's gradient.
+            batches: each worker's number of samples.
 
         Returns:
             Whether the step contributed to the averages.

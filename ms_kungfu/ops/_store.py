@@ -57,8 +57,8 @@ class RequestModel(_OfTuple):
         neighbour: ``"random"`` or ``"round-robin"``. With ``"random"``, each living worker that has
             saved the record is chosen with the same probability.
         seed: the seed of the random choice.
-        prefetch: whether to return the tensors that the neighbour had saved when this process last
-            saved its own. A background thread copies them.
+        prefetch: whether a background thread copies the neighbour's tensors as soon as this process
+            has saved its own. The copy is then older.
 
     Raises:
         TypeError: if the input isn't a tuple of tensors.

@@ -109,7 +109,7 @@ def sample(pid: int) -> Sample | None:
 
 
 def _started(pid: int) -> str | None:
-    """Return when a process was started; None if it has ended, even if it is still a zombie.
+    """Return a process's start time; None if it has ended, even if it is still a zombie.
 
     ID and start time together identify a process, because the system reuses IDs.
     """

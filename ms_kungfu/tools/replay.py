@@ -123,7 +123,7 @@ def plan(folder: Path, until: int | None = None, checkpoint: Path | None = None)
         _check_begins(folder, steps, {record.data for record, _ in found})
     chosen = [record for record, step in found if after < step and (until is None or step <= until)]
     if not chosen:
-        most = "" if until is None else f" and until step {until}"
+        most = "" if until is None else f" and up to step {until}"
         raise KungFuError(
             f"the ledger {folder} has no fingerprint later than step {after}{most}; "
             f"it has fingerprints for steps {first} to {last}"
@@ -143,8 +143,8 @@ def _check_begins(folder: Path, steps: Sequence[Record], datasets: set[int]) -> 
         epoch, number = min(record.place for record in steps if record.data == data)
         if (epoch, number) != (0, 0):
             raise KungFuError(
-                f"the ledger {folder} begins in epoch {epoch} with step {number}: give --from CHECKPOINT with the "
-                "checkpoint from which this training continued, or a later checkpoint"
+                f"the ledger {folder} begins in epoch {epoch} with step {number}: give --from CHECKPOINT, the "
+                "checkpoint from which the recorded training continued, or a later one"
             )
 
 
@@ -209,7 +209,7 @@ def _run(command: Sequence[str], orders: Orders, path: Path, cores: set[int], is
     if _ISA in own:
         on += f" with {_ISA}={own[_ISA]}"
     until = orders.recorded[-1].step
-    print(f"{_PROGRAM}: comparing {count} fingerprints until step {until}, on {on}", file=sys.stderr, flush=True)
+    print(f"{_PROGRAM}: comparing {count} fingerprints up to step {until}, on {on}", file=sys.stderr, flush=True)
     done = subprocess.run(
         command, env={**os.environ, **own}, preexec_fn=lambda: os.sched_setaffinity(0, cores), check=False
     )
@@ -223,16 +223,16 @@ def _tell(orders: Orders, status: int, outcome: Outcome) -> int:
         return failed(_PROGRAM, outcome.wrong, 2)
     if outcome.difference:
         before = (
-            f"the same until step {outcome.step}, in {same}"
+            f"the same up to step {outcome.step}, in {same}"
             if outcome.same
             else "this is the first step that is compared"
         )
         print(f"{outcome.difference}; {before}", flush=True)
         return 1
     if outcome.same == len(orders.recorded):
-        print(f"same bits: {same} until step {outcome.step}", flush=True)
+        print(f"same bits: {same} up to step {outcome.step}", flush=True)
         return 0
-    until = f", until step {outcome.step}," if outcome.same else ""
+    until = f", up to step {outcome.step}," if outcome.same else ""
     ended = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
     return failed(
         _PROGRAM,

@@ -78,7 +78,7 @@ class KF_API Trace {  // exported, because the bindings must use the same static
   // of a JSON array. The trace owns the descriptor. `path` is used in messages. The trace adds at
   // most `max_bytes` to the file.
   static void Start(int fd, const std::string& path, uint64_t max_bytes);
-  // Writes the last events and ends the file.
+  // Writes the last events and the end record.
   static void Stop() noexcept;
 
   // Returns the number that stands for a name in events. Locks a mutex.

@@ -44,8 +44,8 @@ struct CommunicatorOptions {
 //
 // Subclasses implement the data transfer. HostCommunicator transfers data between the processes of
 // one host (host/host_communicator.h), and ClusterCommunicator between hosts
-// (hosts/cluster_communicator.h). LoneCommunicator is for a process that belongs to no cluster. All
-// other communication goes through the control block, which all subclasses use in the same way.
+// (hosts/cluster_communicator.h). LoneCommunicator is for a process that belongs to no cluster. For
+// all communication except this transfer, all subclasses use the control block in the same way.
 //
 // *Generation* g consists of the ranks that remain after the first g failures. These ranks
 // contribute to an operation that ends in generation g.

@@ -22,7 +22,7 @@ struct TrafficTotals {
   double exposed_s = 0;             // the part of `busy_s` during which the program waited; the rest ran in the
                                     // background
   uint64_t received_from_each = 0;  // number of bytes read from every other rank
-  // For each rank, the number of bytes read only from that rank.
+  // For each rank, the number of bytes in collectives that read only from it.
   std::array<uint64_t, shm::kMaxMembers> received_from_root = {};
 };
 

@@ -61,8 +61,7 @@ class Peer {
   // Returns `layout` with the claim added in front.
   std::string WithClaim(const char* layout);
 
-  // Returns this process's access to its own model store and to those of the other processes in its
-  // cluster.
+  // Returns the object that accesses the model stores of all processes in the cluster.
   store::PeerStore& store();
 
   // Becomes rank `rank` in the segment with descriptor `fd`, and waits for the other members.

@@ -453,7 +453,7 @@ def test_torchruns_kinds_of_workers_are_counted_on_this_host(devices_of_this_hos
         (["--standalone", "-H", THREE], "--standalone runs the job on one host"),
         (["--standalone", "--nnodes", "1:2"], "--standalone runs the job on one host"),
         (["--max-restarts", "3"], "unlike torchrun, kungfu-run never restarts all workers"),
-        (["--max_restarts", "3"], "-max-restarts limits how often -recover=replace or -standby starts a worker again"),
+        (["--max_restarts", "3"], "-max-restarts limits how many times -recover=replace or -standby starts a worker"),
         (["--rdzv-backend", "c10d"], "hosts find each other by -port"),
         (["--rdzv_endpoint=a:1"], "hosts find each other by -port"),
         (["--node-rank", "1"], "-self or -nic says which of them is this host"),

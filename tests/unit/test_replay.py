@@ -145,7 +145,7 @@ def test_each_ledger_that_cant_be_compared_is_refused_by_a_sentence(train, tmp_p
     assert "no fingerprint later than step 8; it has fingerprints for steps 4 to 8" in refused(
         folder, checkpoint=checkpoint
     )
-    assert "later than step 0 and until step 1" in refused(train(1, 4, "b"), until=1)
+    assert "later than step 0 and up to step 1" in refused(train(1, 4, "b"), until=1)
     assert "was recorded in several numeric environments (cores a worker 1 in job b and 2 in job c)" in refused(
         train(5, 8, "c", found={**HERE, "cores": 2})
     )
@@ -246,8 +246,8 @@ def again(tmp_path):
 def test_the_same_bits_end_the_program_behind_the_last_that_is_compared(train, again):
     folder = train(1, 12)
     status, said, error = again(folder, "--until", 7)
-    assert (status, said) == (0, "same bits: 3 fingerprints until step 6")
-    assert "comparing 3 fingerprints until step 6, on 1 core with ONEDNN_MAX_CPU_ISA=AVX2" in error
+    assert (status, said) == (0, "same bits: 3 fingerprints up to step 6")
+    assert "comparing 3 fingerprints up to step 6, on 1 core with ONEDNN_MAX_CPU_ISA=AVX2" in error
     assert "numeric environment" not in error
 
 
@@ -256,7 +256,7 @@ def test_the_first_difference_is_named_and_ends_the_program(train, again):
     assert status == 1
     assert said == (
         "step 6: parameter 'moments.fc.weight' differs: 00000007 at ranks 0, 1, deadbeef here (and 0 more of 2 "
-        "tensors); the same until step 4, in 2 fingerprints"
+        "tensors); the same up to step 4, in 2 fingerprints"
     )
 
 
@@ -275,7 +275,7 @@ def test_replay_on_another_machine_is_reported_before_training_begins(train, aga
         ),
         ({"global_batch": 48}, "step 2: the samples per shard were 3 in the recorded run and are 6"),
         ({"size": 2}, "a replay runs the program as one worker; leave kungfu-run out"),
-        ({"steps": 5}, "ended with exit status 7 when 2 fingerprints of 4, until step 4, had been compared"),
+        ({"steps": 5}, "ended with exit status 7 when 2 fingerprints of 4, up to step 4, had been compared"),
     ],
 )
 def test_program_that_cannot_be_compared_is_refused_with_the_reason(train, again, options, said):

@@ -95,7 +95,7 @@ def _make_unique() -> None:
 
 
 def _fork_server(channel: socket.socket, supervisor: int) -> tuple[dict[str, Any], list[int]] | None:
-    """Fork the fork server. Return None in this worker, and the request and its descriptors in a forked worker."""
+    """Fork the fork server. Return None in this worker; in a forked worker, its start request and descriptors."""
     try:
         between = os.fork()
     except OSError:
@@ -131,7 +131,7 @@ def _become_child_of(supervisor: int) -> None:
 
 
 def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Fork a worker for each request. Only workers return, each with its request and descriptors."""
+    """Fork a worker for each request. Only workers return, each with its start request and descriptors."""
     while True:
         text, fds, _, _ = socket.recv_fds(channel, _MAX_MESSAGE, 3)
         if not text:

@@ -289,7 +289,7 @@ class Output:
             self._screens[1].write_if_it_is_read(last_words)
 
     def cut(self) -> None:
-        """Make `close` return without waiting longer. Thread-safe."""
+        """Make `close` stop waiting and return. Thread-safe."""
         self._is_over.set()
 
     def _do(self, action: Callable[[], None]) -> None:

@@ -109,7 +109,7 @@ class Relay:
         self.on_placed: Callable[[str, int, int | None], None] = lambda peer, incarnation, rank: None
         """A function that is called before a worker gets a rank. `rank` is None if the worker gets `Detached`."""
 
-    # ---- orders of the controller ----
+    # ---- commands of the controller ----
 
     def answer(self, number: int, message: m.FromJobBroker | None) -> None:
         """Answer the worker's request with this number. If `message` is None, end the request without an answer."""
@@ -176,7 +176,7 @@ class Relay:
     # ---- requests of workers ----
 
     def serve(self, request: Request, asked: m.ToJobBroker) -> None:
-        """Send a worker's request to the controller, or answer it at once if that isn't possible."""
+        """Send a worker's request to the controller. If it can't be sent, reject or end it immediately."""
         if isinstance(asked, m.SlotRequest) and self._is_taken(PeerID.parse(asked.peer), asked.incarnation, request):
             return
         if self._closed:
@@ -293,7 +293,7 @@ class BrokerServer(Server[WorkerChannel]):
         return asyncio.ensure_future(self._next_request(channel))
 
     async def _next_request(self, channel: WorkerChannel) -> tuple[_Asked, list[int]]:
-        """Return the next request that needs an answer. Pass on reports, which need no answer."""
+        """Return the next request that needs an answer. Forward reports, which need no answer."""
         while True:
             asked, fds = await channel.receive_with_fds(m.TO_BROKER, MAX_MESSAGE_BYTES)
             if not isinstance(asked, m.Report):

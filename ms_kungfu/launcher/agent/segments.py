@@ -204,7 +204,7 @@ class HostSegments:
         self._making.clear()
 
     def forget_what_was_told(self) -> None:
-        """Forget what the previous controller knew, so that the next controller gets all reports again."""
+        """Forget which reports the previous controller got, so that the next controller gets all."""
         self._words.clear()
         self._failed.clear()
         self._sync_points.clear()
@@ -214,7 +214,7 @@ class HostSegments:
     def losses(self) -> dict[int, list[m.Loss]]:
         return {version: self._losses.get(version, []) for version in self.open}
 
-    # ---- orders of the controller ----
+    # ---- commands of the controller ----
 
     def hold_deadlines(self, held: bool) -> None:
         """If `held`, the controller waits for the store: suspend the workers' deadlines. Otherwise resume them."""

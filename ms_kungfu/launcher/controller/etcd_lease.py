@@ -338,8 +338,8 @@ class EtcdLease:
     async def step_down(self, registered: Collection[str]) -> None:
         """Give up the lease because this host was paused.
 
-        Hosts that have left this controller register only with another controller. `registered`: the hosts that are
-        registered with this controller.
+        Hosts that have left this controller don't register with it again. `registered`: the hosts that are still
+        registered with it.
         """
 
         async def give_up() -> None:

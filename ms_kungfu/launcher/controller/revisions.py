@@ -199,7 +199,7 @@ class StoreWatcher:
         if found is None:
             self._put_back(known)
         elif found.version < known.version:
-            self.store.delete()  # the store was restarted with an older cluster
+            self.store.delete()  # the store was restarted with an older cluster version
             self.store.put(known)
         elif found.version == known.version and found != known:
             # A client that didn't know the launcher's cluster has written a different cluster with the same version

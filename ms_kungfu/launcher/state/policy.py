@@ -322,8 +322,8 @@ def exit_code_of(code: int) -> int:
 def fails_by_itself(code: int) -> bool:
     """Return whether a worker exited because of an error in its program, and not because of a signal.
 
-    A signal to one of the worker's children isn't an error in the program either. If the worker is a shell, its exit
-    code is then 128 + n.
+    A signal n that ends a child of the worker isn't an error in the program either. A worker that is a shell then exits
+    with 128 + n.
     """
     return 0 < code <= 128 or code > 128 + signal.SIGRTMAX
 

@@ -48,7 +48,7 @@ def prefix_of(text: str) -> Prefix:
     """Return the prefix that the value of `-prefix` describes.
 
     Raises:
-        ArgumentTypeError: the value contains an unknown word, or words that exclude each other.
+        ArgumentTypeError: the value contains an unknown word, or words that can't be combined.
     """
     words = text.split(",")
     unknown = [word for word in words if word not in _WORDS]
@@ -59,6 +59,6 @@ def prefix_of(text: str) -> Prefix:
     if "files" in words and len(words) == 1:
         raise argparse.ArgumentTypeError("'files' needs a prefix for the files; write time,files or rank,files")
     if "rank" in words and "host:rank" in words:
-        raise argparse.ArgumentTypeError("'rank' and 'host:rank' exclude each other; give only one of them")
+        raise argparse.ArgumentTypeError("'rank' and 'host:rank' can't be combined; give only one of them")
     has_host = "host:rank" in words
     return Prefix("rank" in words or has_host, has_host, "time" in words, "files" in words)

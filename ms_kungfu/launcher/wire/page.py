@@ -117,7 +117,9 @@ def _told(kind: Any) -> str:
     if isinstance(kind, inspect.TupleType):
         return "[" + ", ".join(map(_told, kind.item_types)) + "]"
     if isinstance(kind, (inspect.ListType, inspect.VarTupleType)):
-        return f"list of {_told(kind.item_type)}{_limit(kind, 'entries')}"
+        item = _told(kind.item_type)
+        is_choice = isinstance(kind.item_type, inspect.UnionType) and " or " in item
+        return f"list of {f'({item})' if is_choice else item}{_limit(kind, 'entries')}"
     if isinstance(kind, inspect.DictType):
         if isinstance(kind.value_type, inspect.AnyType):
             return "object"

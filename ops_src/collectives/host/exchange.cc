@@ -297,7 +297,7 @@ void Exchange::End(const Flight& flight) const {
   if (!flight.inlined && !flight.pinned) staging_buffers_.Leave(flight, /*failed=*/false);
 }
 
-// Waits until no running rank reads the previous contents of this rank's buffer for `chunk`.
+// Waits until every running rank has read the previous contents of this rank's buffer for `chunk`.
 void Exchange::AwaitRoom(Flight& flight, uint32_t chunk) {
   if (chunk < shm::kBuffers) return;
   for (const uint32_t r : flight.members) {

@@ -146,8 +146,8 @@ void Transport::Wake() const {
   (void)!write(wake_, &one, sizeof one);
 }
 
-// Only the first call writes the error for the ranks. An operation that fails closes `local_`,
-// which notifies no rank, and then calls this function.
+// Only the first call writes the error to the segment, where the ranks read it. A failed operation
+// closes `local_` without notifying a rank, and then calls this function.
 void Transport::Fail(kf_status status, const std::string& text) {
   {
     std::lock_guard<std::mutex> guard(mutex_);

@@ -195,9 +195,9 @@ class ScratchPool;
 // The transport of one host in one cluster version. Thread-safe.
 class Transport {
  public:
-  // `local` is the segment with the ranks of `host` and the transport. `control_segment` contains
-  // all ranks of the cluster. `ends` contains the connections to the other hosts, in the order of
-  // `places`. `strategy` must be the same on all hosts.
+  // `local` is the segment whose members are the ranks of `host` and the transport.
+  // `control_segment` contains all ranks of the cluster. `ends` contains the connections to the other
+  // hosts, in the order of `places`. `strategy` must be the same on all hosts.
   Transport(const std::shared_ptr<shm::Segment>& local, const std::shared_ptr<shm::Segment>& control_segment,
             Places places, uint32_t host, std::vector<tcp::HostEnds> ends, Strategy strategy = Strategy::kAuto);
   ~Transport();
@@ -222,7 +222,7 @@ class Transport {
   size_t idle_bytes() const;
   // Returns why the transport has failed, or an empty string.
   std::string failure() const;
-  // Ends all operations. No rank of the host may be in an operation at this time.
+  // Ends all operations. Call this only if no rank of the host is in an operation.
   void Close();
 
  private:

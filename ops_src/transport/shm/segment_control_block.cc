@@ -59,8 +59,8 @@ void SegmentControlBlock::MarkLost(uint32_t rank, const std::string& reason, boo
     } else {
       header().lost.fetch_add(1);
     }
-    // The fence comes before the check of which words are in use. A rank that binds a word after
-    // this check reads the list of failures after it has bound the word (ChannelHead::SetUser).
+    // The fence comes before this thread checks which words are in use. A rank that binds a word
+    // after this check reads the list of failures after it has bound the word (ChannelHead::SetUser).
     std::atomic_thread_fence(std::memory_order_seq_cst);
     // Ranks that wait for a survivor must check again too, because the survivor may repeat the
     // operation.

@@ -48,7 +48,7 @@ def test_a_flipped_bit_is_named_by_step_and_parameter(run_elastic, replay, flips
     status, last, error = replay(seen, ["--until", 6], "graph", "plain", "8", "none", "2")
     assert status == 1, error
     assert last.startswith(said)
-    assert last.endswith("; the same until step 2, in 1 fingerprint")
+    assert last.endswith("; the same up to step 2, in 1 fingerprint")
 
 
 @pytest.mark.long
@@ -58,7 +58,7 @@ def test_every_history_of_the_cluster_is_one_workers(run_elastic, replay):
     assert seen.audit().exact
     # The schedule asks for sizes that the replay, which has no launcher, doesn't want.
     status, last, error = replay(seen, ["--until", 6], *arguments)
-    assert (status, last) == (0, "same bits: 3 fingerprints until step 6"), error
+    assert (status, last) == (0, "same bits: 3 fingerprints up to step 6"), error
     assert "numeric environment" not in error
     # Another program is none that bits can be compared with.
     status, _, error = replay(seen, [], "graph", "norm", "8", "none", "2")
@@ -80,7 +80,7 @@ def test_a_replay_goes_on_from_a_checkpoint_and_leaves_those_there_are(run_elast
     begins = [[], ["--from", checkpoints / "step-00000004.ckpt"]]
     for options, count in zip(begins, ("3 fingerprints", "1 fingerprint")):
         status, last, error = replay(seen, options, *arguments, out=seen.folder)
-        assert (status, last) == (0, f"same bits: {count} until step 6"), error
+        assert (status, last) == (0, f"same bits: {count} up to step 6"), error
     assert (files_in(checkpoints), files_in(models)) == before
     # A job that goes on under other conditions says so, and a ledger of both can't be run again in one piece.
     (own,) = {header["conditions"]["isa"] for header in ledger.headers(seen.ledger)}

@@ -315,7 +315,7 @@ def test_statistics_that_another_step_keeps_are_refused_by_name(undoable):
         batches = three_steps()
         _, columns = next(batches)
         if refused:
-            with pytest.raises(ValueError, match=r"changes 'generator\..*pass each ShardedStep all networks"):
+            with pytest.raises(ValueError, match=r"changes 'generator\..*pass all networks that the step"):
                 step(*columns)
         else:
             step(*columns)
