@@ -19,9 +19,14 @@ _COLOURS = {OWN: "#d64545", PLAIN: "#e8a0a0", "ms_kungfu+standby": "#e88080", "t
 
 
 def draw(found: Sequence[Cell], path: Path, about: str) -> None:
-    """Write a PNG with a row of panels for each workload. ValueError without a run with kills."""
+    """Write a PNG with a row of panels for each workload with several intervals. ValueError without a run with kills.
+
+    If each workload has one interval, there is a row for each.
+    """
     kills = [cell for cell in found if cell.scenario == "kill"]
-    workloads = list(dict.fromkeys(cell.workload for cell in kills))
+    intervals = {cell.workload: {each.every for each in kills if each.workload == cell.workload} for cell in kills}
+    most = max(map(len, intervals.values()), default=0)
+    workloads = [workload for workload, own in intervals.items() if len(own) > 1 or most == 1]
     if not workloads:
         raise ValueError("no run with kills to draw")
     figure, axes = plt.subplots(
@@ -46,8 +51,8 @@ def draw(found: Sequence[Cell], path: Path, about: str) -> None:
             at.spines[["top", "right"]].set_visible(False)
         left.set_ylim(0, 1.1 * max(1.0, *(cell.goodput or 0.0 for cell in kills)))
         right.set_yscale("log")
-        if left.lines:
-            left.legend(fontsize=8, frameon=False)
+    handles = {line.get_label(): line for row in axes for panel in row for line in panel.lines}
+    figure.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=7, fontsize=8, frameon=False)
     figure.supxlabel(about, fontsize=8, color="#7b8794", x=0.995, ha="right")
     temporary = path.with_suffix(".new.png")
     figure.savefig(temporary)
