@@ -273,7 +273,8 @@ def losses(reports):
 
 @pytest.mark.long
 @pytest.mark.parametrize("samples", [24, 26])
-def test_a_global_batch_held_by_the_callback_trains_as_one_worker_does(run_elastic, samples):
+def test_a_global_batch_held_by_the_callback_trains_as_one_worker_does(run_elastic, samples, monkeypatch):
+    monkeypatch.setenv("KUNGFU_COMPILE_AHEAD", "0")  # compile only shapes that the schedule needs
     options = json.dumps({"global_batch_size": samples})
     alone = run_elastic("through_changes.py", "plain", "none", options, np=0)
     resized = run_elastic("through_changes.py", "plain", "11:2,20:4,33:3,46:1", options)
@@ -283,9 +284,15 @@ def test_a_global_batch_held_by_the_callback_trains_as_one_worker_does(run_elast
     np.testing.assert_allclose(losses(resized), losses(alone), rtol=rounding.relative(60, 4 + 8 + samples))
     begins = [row for row in resized.of("begin") if row["step"] > 0]
     assert collections.Counter(row["step"] for row in begins) == {11: 1, 20: 2}
-    assert {row["compiled"] for row in begins} == {1}, "a joiner compiles before it joins"
+    assert all(row["compiled"] >= 1 for row in begins), "a joining worker compiles before it joins"
     if samples == 24:  # the same share for every rank in every step
-        assert {row["compiled"] for row in resized.of("after") if row["rank"] == 1 and row["step"] == 12} == {1}
+        # A joining worker compiles its shapes for the rest of the schedule: 12, 6 and 8 samples, or 6 and 8, or 6.
+        assert [(row["step"], row["rank"], row["compiled"]) for row in sorted(begins, key=lambda row: row["rank"])] == [
+            (11, 1, 3),
+            (20, 2, 2),
+            (20, 3, 1),
+        ]
+        assert {row["compiled"] for row in resized.of("after") if row["rank"] == 1 and row["step"] == 12} == {3}
         assert resized.workers[0][-1]["compiled"] == 4, "each shape is compiled once, and kept for when it comes back"
 
 
