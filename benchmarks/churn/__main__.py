@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -34,7 +36,20 @@ def _names(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> list[float]:
-    return [float(part) for part in text.split(",")]
+    found = [float(part) for part in text.split(",")]
+    if min(found) <= 0:
+        raise argparse.ArgumentTypeError(f"{text}: give numbers above 0")
+    return found
+
+
+def _out(text: str) -> Path:
+    if not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: the folder {Path(text).parent} doesn't exist; create it")
+    return Path(text)
+
+
+def _file(arguments: argparse.Namespace, suffix: str) -> Path:
+    return Path(f"{arguments.out}{suffix}")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
         "--peers", type=Path, default=peers.FOLDER, metavar="DIR", help="the peers' virtual environment"
     )
     out = argparse.ArgumentParser(add_help=False)
-    out.add_argument("--out", type=Path, default=_OUT, metavar="NAME", help=f"NAME.csv, .md, .png (default {_OUT})")
+    out.add_argument("--out", type=_out, default=_OUT, metavar="NAME", help=f"NAME.csv, .md, .png (default {_OUT})")
 
     commands.add_parser("setup", parents=[common], help="install the other systems")
     run = commands.add_parser("run", parents=[common, out], help="measure, and add the runs to NAME.csv")
@@ -79,7 +94,7 @@ class _Session:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.interpreter = peers.python(arguments.peers)
-        self._csv = arguments.out.with_suffix(".csv")
+        self._csv = _file(arguments, ".csv")
         self._versions = {name: peers.versions(system, self.interpreter) for name, system in SYSTEMS.items()}
         self.bad: list[str] = []
 
@@ -148,6 +163,8 @@ def _measure(arguments: argparse.Namespace) -> int:
     for name in (name for name in arguments.systems if not session.has(name)):
         print(f"churn: {name} isn't installed: python -m benchmarks.churn setup", flush=True)
     systems = [name for name in arguments.systems if session.has(name)]
+    if not systems:
+        return 2
     intervals: dict[tuple[str, str, str, float], int] = {}
     for _, (workload, scenario, every), system in itertools.product(
         range(arguments.rounds), list(_grid(arguments)), systems
@@ -180,7 +197,7 @@ def _cost(arguments: argparse.Namespace) -> int:
                     alone = "reduction" in variant.without
                     rates.setdefault(variant.name, []).append(row["rate"] * (workers if alone else 1))
     text = cost.markdown(found)
-    arguments.out.with_suffix(".md").write_text(text)
+    _file(arguments, ".md").write_text(text)
     print(text)
     return 0
 
@@ -188,14 +205,17 @@ def _cost(arguments: argparse.Namespace) -> int:
 def _show(arguments: argparse.Namespace) -> int:
     from benchmarks.churn import picture
 
-    rows = table.read(arguments.out.with_suffix(".csv"))
+    if not _file(arguments, ".csv").exists():
+        print(f"churn: {_file(arguments, '.csv')} doesn't exist; run python -m benchmarks.churn run", file=sys.stderr)
+        return 2
+    rows = table.read(_file(arguments, ".csv"))
     found = table.cells(rows)
     text = table.markdown(found, peers.errors(arguments.peers))
-    arguments.out.with_suffix(".md").write_text(text)
+    _file(arguments, ".md").write_text(text)
     print(text)
     if any(cell.scenario == "kill" for cell in found):
         about = " and ".join(sorted({f"{row['machine']}, {row['date']}" for row in rows}))
-        picture.draw(found, arguments.out.with_suffix(".png"), about)
+        picture.draw(found, _file(arguments, ".png"), about)
     return 0
 
 
@@ -205,8 +225,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.command == "setup":
         peers.setup(arguments.peers)
         return 0
-    with ended_by_signals():
+    with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
         return {"run": _measure, "table": _show, "cost": _cost}[arguments.command](arguments)
+    return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

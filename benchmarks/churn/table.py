@@ -197,7 +197,7 @@ def caption(own: Sequence[Cell]) -> str:
         return f"{OWN} has no run here."
     sentences = []
     target = TARGETS.get(ours.every) if ours.scenario == "kill" else None
-    if target is not None and (ours.goodput is None or ours.goodput < target):
+    if target is not None and ours.goodput is not None and ours.goodput < target:
         sentences.append(f"{OWN} misses its target: goodput {_number(ours.goodput)}, {target:.2f} wanted.")
     peers = [cell for cell in own if not cell.system.startswith(OWN)]
     for what, number, more, form in _COMPARED:
@@ -212,4 +212,6 @@ def caption(own: Sequence[Cell]) -> str:
             mine = number(ours)
             told = "no number" if mine is None else f"{mine:{form}}"
             sentences.append(f"{what[0].upper()}{what[1:]}: better than {OWN} ({told}): {', '.join(better)}.")
+    if not peers:
+        return " ".join([*sentences, "No peer was measured."])
     return " ".join(sentences or [f"No peer is better than {OWN} in any column."])

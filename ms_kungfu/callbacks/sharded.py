@@ -7,7 +7,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn, ops
 
-from ms_kungfu import env, membership
+from ms_kungfu import env
 from ms_kungfu.dataset import shard_choice
 from ms_kungfu.dataset.elastic import ElasticDataset
 from ms_kungfu.elastic import compiled
@@ -134,8 +134,9 @@ def choose_shards(train_cell: Any, data: ElasticDataset, options: Options) -> No
     `env.START_CORES` never change.
     """
     if not data.awaits_shards:
+        data.choose_shards(data.shards)
         return
-    size, cores = env.START_SIZE.get(), env.START_CORES.get()
+    size, cores, each = env.START_SIZE.get(), env.START_CORES.get(), env.CORES_PER_WORKER.get()
     shards, reason = None, obstacle(train_cell)
     if reason:
         pass
@@ -149,9 +150,9 @@ def choose_shards(train_cell: Any, data: ElasticDataset, options: Options) -> No
         reason = "batch_size grows with the cluster, but shards require global_batch_size"
     else:
         sizes = {size, *(workers for _, workers in entries(options.schedule))}
+        # If shards have been chosen, the launcher has given each worker one core, as with -cores-per-worker 1.
+        cores = cores if each is None else each * max(sizes)
         shards, reason = shard_choice.choose(data.global_batch_size, sizes, cores)
-        if shards is not None and membership.is_joining():  # `keep_all_busy` may have added shards since
-            shards = shard_choice.smallest(data.global_batch_size, max(shards, env.WORLD_SIZE.get())) or shards
     data.choose_shards(shards, reason)
 
 

@@ -163,8 +163,10 @@ class ElasticDataset(Shares, ds.Dataset):
             raise ValueError(f"shards_check must be 'raise' or 'warn', got {shards_check!r}")
         if shards is None and shards_check != "raise":
             raise ValueError("shards_check requires shards")
-        self.awaits_shards = self._shards_are_chosen = isinstance(shards, str)
+        self.awaits_shards = self.shards_are_chosen = isinstance(shards, str)
         """Whether the number of shards must still be chosen (``shards="auto"``)."""
+        self._chosen_shards: int | None = None
+        self._logged_shards: int | None = None
         if isinstance(shards, str):
             if shards != "auto":
                 raise ValueError(f"shards must be a number, 'auto' or None, got {shards!r}")
@@ -219,41 +221,47 @@ class ElasticDataset(Shares, ds.Dataset):
     def choose_shards(self, shards: int | None, reason: str = "") -> None:
         """Set the number of shards for ``shards="auto"``.
 
-        All workers must make this call before the first step, with the same number. Later calls do
-        nothing.
+        All workers must make this call before the first step, with the same number. Later calls undo
+        `keep_all_busy`, so that all workers begin a training call with the same number.
 
         Args:
             shards: the number of shards, or None for no shards.
             reason: why there are no shards, for the log.
         """
         if not self.awaits_shards:
+            if self.shards_are_chosen and self._chosen_shards is not None and self._batch.of_all is not None:
+                shards = shard_choice.more(self._batch.of_all, 1, self._chosen_shards)
+                if shards != self.shards:
+                    self.set_batch_size(global_batch_size=self._batch.of_all, shards=shards)
             return
         self.awaits_shards = False
         replay = replaying.current()
         if replay is not None:  # use the number of the recorded run
-            shards = replay.orders.conditions.get(str(self._number), {}).get("shards")
+            units = [step.unit for step in replay.orders.recorded if step.data == self._number]
+            shards = (self._batch.of_all or 0) // units[0] if units else None
         if shards is not None and not 0 <= self._seed < 1 << 64:
             shards, reason = None, f"the seed {self._seed} isn't a number of 64 bits"
         self.partition_into(shards)
+        self._chosen_shards = shards
         self._open_ledger()
-        if env.RANK_ID.get() == 0 and not membership.is_joining():
-            if shards is None:
-                _log.info('dataset: shards=none reason="%s"', reason)
-            else:
-                _log.info("dataset: shards=%d samples=%d", shards, self._cursor.unit)
+        if shards is None and env.RANK_ID.get() == 0 and not membership.is_joining():
+            _log.info('dataset: shards=none reason="%s"', reason)
 
     def keep_all_busy(self) -> None:
-        """Use more shards if the cluster has more workers than shards.
+        """Use more shards if there are more workers than shards.
 
-        The method does nothing unless ``shards="auto"`` has chosen a number. All workers must make this
-        call after each change of the cluster, before the next step.
+        The method logs a new number. It does nothing unless ``shards="auto"`` has chosen a number. All
+        workers must make this call after each change of the cluster, before the next step.
         """
         size, batch = runtime.current_cluster_size(), self._batch.of_all
-        if not self._shards_are_chosen or self.shards is None or batch is None or size <= self.shards:
+        if not self.shards_are_chosen or self.shards is None or batch is None:
             return
-        shards = shard_choice.smallest(batch, size)
-        if shards is not None:
+        shards = shard_choice.more(batch, self.shards, size)
+        if shards != self.shards:
             self.set_batch_size(global_batch_size=batch, shards=shards)
+        if self.shards != self._logged_shards and runtime.current_rank() == 0:
+            _log.info("dataset: shards=%d samples=%d", self.shards, self._cursor.unit)
+        self._logged_shards = self.shards
 
     def conditions(self) -> dict[str, Any]:
         """Return the settings, besides the program, on which the exact results of training depend, as JSON.

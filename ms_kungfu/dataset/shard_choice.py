@@ -1,8 +1,8 @@
 """Choose the number of shards for ``ElasticDataset(shards="auto")``. All functions are pure.
 
 Shards make failures and resizes cheap, but they have two costs (docs/shards-details.md): a worker with shards can use
-only one core, and each further shard of a worker takes about as long as a small step. So these functions choose
-shards only if both costs are low at all planned sizes.
+only one core, and each further shard of a worker takes about as long as a small step. So `choose` returns a number of
+shards only if each worker has less than two cores at the largest planned size, and at most two shards at the smallest.
 """
 
 from __future__ import annotations
@@ -44,6 +44,22 @@ def choose(global_batch: int, sizes: Collection[int], cores: int) -> tuple[int |
     if each > _MOST_PER_WORKER:
         return None, f"{_each_of(least)} would have {each} shards per step, and the limit is {_MOST_PER_WORKER}"
     return shards, ""
+
+
+def more(global_batch: int, shards: int, workers: int) -> int:
+    """Return how many shards to use for a number of workers that wasn't planned: `shards` or more.
+
+    If the batch allows it, each worker has one or two shards. Otherwise some workers have none.
+
+    >>> more(32, 4, 3), more(32, 4, 5), more(4, 2, 6), more(31, 1, 3)
+    (4, 8, 4, 1)
+    """
+    if workers <= shards:
+        return shards
+    enough = smallest(global_batch, workers)
+    if enough is not None and enough <= _MOST_PER_WORKER * workers:
+        return enough
+    return max(shards, *(n for n in range(1, workers) if global_batch % n == 0))
 
 
 def _each_of(workers: int) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ms_kungfu import membership, runtime
-from ms_kungfu.dataset import contents, sharding, shards
+from ms_kungfu.dataset import contents, shard_choice, sharding, shards
 from ms_kungfu.dataset.contents import Contents
 from ms_kungfu.dataset.dealing import BatchSize, Dealing, Dealt, members_of_a_step_of_shards
 from ms_kungfu.dataset.recording import Record, Recording
@@ -47,6 +47,8 @@ class Shares:
     """
     step_shards: tuple[int, ...] = ()
     """Number of samples in each shard of the last assigned step; empty if there are no shards."""
+    shards_are_chosen = False
+    """Whether ms_kungfu chooses the number of shards (``shards="auto"``)."""
     contents: Contents | None = None
     """The sample hashes that the workers compare.
 
@@ -192,7 +194,11 @@ class Shares:
         """
         if shards is not None and self.shards is None:
             raise ValueError("this ElasticDataset has no shards; pass shards= to its constructor")
-        self._hold(BatchSize(batch_size, global_batch_size, self.shards if shards is None else shards))
+        if shards is None:
+            shards = self.shards
+            if shards is not None and self.shards_are_chosen and global_batch_size is not None:
+                shards = shard_choice.more(global_batch_size, 1, shards)
+        self._hold(BatchSize(batch_size, global_batch_size, shards))
         self._dealing.changes += 1
 
     def partition_into(self, shards: int | None) -> None:
@@ -315,7 +321,8 @@ class Shares:
     def same_at_all(self) -> dict[str, Any]:
         """Return a dict of the settings that must be equal on all workers when a job begins."""
         return {
-            "samples": self._total, **self._batch.named(), "seed": self._seed, **self._order.named(),
+            "samples": self._total, **self._batch.named(), "shards": self.shards, "seed": self._seed,
+            **self._order.named(),
             "drop_remainder": self._cursor.drop_remainder, "passes": self._passes,
         }  # fmt: skip
 

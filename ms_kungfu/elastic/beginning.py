@@ -101,6 +101,8 @@ class Beginning:
         if runtime.current_cluster_size() > 1:
             state_transfer.begin_alike(training.training_state, None if data is None else data.same_at_all())
             if data is not None:
+                if not training.asynchronous:
+                    state_transfer.begin_data_alike(data)
                 state_transfer.compare_contents(data)
         self.changes.suspend(False)
         self.measuring.begin()

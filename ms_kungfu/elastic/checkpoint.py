@@ -44,7 +44,7 @@ from ms_kungfu._version import VERSION
 from ms_kungfu.agreement import broadcast_json, gather_json
 from ms_kungfu.comm import Array
 from ms_kungfu.dataset import replaying
-from ms_kungfu.dataset.conditions import differences
+from ms_kungfu.dataset.conditions import ARGUMENTS, differences
 from ms_kungfu.elastic import event_log, program, state_transfer
 from ms_kungfu.elastic.options import Options
 from ms_kungfu.elastic.state import TrainingState, resume_components
@@ -325,12 +325,13 @@ def _dataset_of(state: TrainingState) -> Mapping[str, Any] | None:
     return next((component.capture() for component in state.components if component.name == "dataset"), None)
 
 
-def _batch(dataset: Mapping[str, Any] | None) -> str:
-    """Return the batch size in a dataset's state, written like an argument of `ElasticDataset`; "" without a state."""
+def _batch(dataset: Mapping[str, Any] | None, with_shards: bool = False) -> str:
+    """Return the batch size in a dataset's state, written like arguments of `ElasticDataset`; "" without a state."""
     if dataset is None:
         return ""
     per_worker, of_all = dataset["batch"]
-    return f"batch_size={per_worker}" if of_all is None else f"global_batch_size={of_all}"
+    size = f"batch_size={per_worker}" if of_all is None else f"global_batch_size={of_all}"
+    return f"{size}, shards={dataset['shards']}" if with_shards and dataset.get("shards") else size
 
 
 def _other_batch(there: str, here: str) -> str:
@@ -479,7 +480,13 @@ class Checkpointing:
         found = {**host["components"], **own}
         # Read the program's own numeric environment now, before the checkpoint changes it.
         conditions = self._conditions() or {"shards": None}
-        batch = _other_batch(_batch(found.get("dataset")), _batch(_dataset_of(now)))
+        there, dataset = host.get("conditions", {}), self._training.dataset
+        gives_shards = False
+        if dataset is not None and dataset.shards is not None:
+            # The dataset continues with the checkpoint's values of these arguments.
+            conditions = {**conditions, **{name: there[name] for name in ARGUMENTS if name in there}}
+            gives_shards = not dataset.shards_are_chosen and "shards" in there
+        batch = _other_batch(*(_batch(each, gives_shards) for each in (found.get("dataset"), _dataset_of(now))))
         differing = self._resume_components(now, found, answer["path"], of_another=beyond)
         mine.checkpoint, mine.job = None, answer["job"]  # overwrite the file's values, which belong to an earlier job
         if membership.speaks_for_all():
@@ -492,7 +499,7 @@ class Checkpointing:
             )  # fmt: skip
         if batch and membership.speaks_for_all():
             _log.warning("checkpoint differs: path=%s. Training continues with %s", answer["path"], batch)
-        told = differences(host.get("conditions", {}), conditions)
+        told = differences(there, conditions)
         if told and membership.speaks_for_all():
             _log.warning(
                 'numeric environment differs: path=%s differing="%s". Results may differ from an uninterrupted run',

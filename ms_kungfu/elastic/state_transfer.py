@@ -184,6 +184,25 @@ def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> 
     claims.mark(tensors)
 
 
+def begin_data_alike(dataset: Shares) -> None:
+    """Let all workers begin a training call at the same position in `dataset` (collective).
+
+    A worker that joined in a call with another dataset hasn't counted the earlier epochs of this dataset. So all
+    workers use the state of the worker that has trained the most of this dataset.
+    """
+
+    def furthest(rows: Mapping[int, Array]) -> int:
+        return max(rows, key=lambda rank: (*rows[rank].tolist(), -rank))
+
+    def receive(root: int, rows: Mapping[int, Array]) -> None:
+        if any(row.tolist() != rows[root].tolist() for row in rows.values()):
+            state = broadcast_json(dataset.state, root)
+            if rows[runtime.current_rank()].tolist() != rows[root].tolist():
+                dataset.restore(state)
+
+    told_by_one(np.array([dataset.epoch, dataset.position]), "kungfu/state/data/position", furthest, receive)
+
+
 def compare_contents(dataset: Shares) -> None:
     """Compare the samples of workers that begin or resume training together (collective).
 

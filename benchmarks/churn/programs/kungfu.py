@@ -147,8 +147,9 @@ def main(path: str) -> None:
             elastic.request_stop()
         elastic.agree_on_stop()
     if not kf.detached():
-        # A worker may have joined just as an epoch ended, so the others have trained one step of the next one.
-        finish(step.tally.asnumpy()[:total].sum() / total)
+        # The dataset counts without the tally. A worker may have joined just as an epoch ended. The others have then
+        # trained one step of the next epoch.
+        finish(data.epoch + data.position / total)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Callable
 
@@ -80,6 +81,15 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> object:
     from tests.mindspore.elastic import fake_cluster  # loads MindSpore
 
     return fake_cluster.play(monkeypatch)
+
+
+@pytest.fixture
+def two_cores():
+    """Start the test's processes on two cores, so that shards are chosen on any machine."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:2])
+    yield
+    os.sched_setaffinity(0, before)
 
 
 @pytest.fixture(autouse=True)

@@ -536,7 +536,10 @@ def test_a_resume_under_other_conditions_says_what_differs(tmp_path, new_process
     monkeypatch.setattr("ms_kungfu.dataset.elastic.of_machine", lambda cores: {**found, "isa": "MMX"})
     training(shards=2).begin()
     (told,) = (record.message for record in caplog.records if "numeric environment differs: " in record.message)
-    assert f"instruction set {found['isa']} there and MMX here, shards 4 there and 2 here" in told
+    assert f"instruction set {found['isa']} there and MMX here" in told
+    assert "shards" not in told, "the dataset continues with the checkpoint's shards"
+    (told,) = (record.message for record in caplog.records if "Training continues with" in record.message)
+    assert "global_batch_size=8, shards=4 instead of the program's global_batch_size=8, shards=2." in told
 
 
 def test_a_checkpoint_begins_after_ledgers_are_on_the_disk(tmp_path, new_process, monkeypatch):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 
 import mindspore as ms
 import pytest
@@ -89,13 +89,10 @@ def test_pynative_mode_is_an_obstacle():
     assert "PyNative" in obstacle(train_cell())
 
 
-def chosen(monkeypatch, schedule=None, *, size=2, cores=2, joining_at=None, batch=None, **options):
+def chosen(monkeypatch, schedule=None, *, size=2, cores=2, batch=None, **options):
     """Return the number of shards, and what is logged."""
     for name, value in {"KUNGFU_START_SIZE": size, "KUNGFU_START_CORES": cores}.items():
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, str(value))
-    if joining_at is not None:
-        monkeypatch.setattr("ms_kungfu.membership.is_joining", lambda: True)
-        monkeypatch.setenv("WORLD_SIZE", str(joining_at))
     data = ElasticDataset(generator(100), shards="auto", **(batch or {"global_batch_size": 32}))
     assert data.awaits_shards
     assert data.shards is None
@@ -109,11 +106,11 @@ def chosen(monkeypatch, schedule=None, *, size=2, cores=2, joining_at=None, batc
 def test_the_callback_chooses_by_the_planned_sizes(monkeypatch, caplog):
     caplog.set_level("INFO", logger="ms_kungfu")
     assert chosen(monkeypatch) == 2
-    assert "dataset: shards=2 samples=16" in caplog.text
     assert chosen(monkeypatch, "5:4,9:2") == 4
     assert chosen(monkeypatch, {5: 4}, size=4) == 4
     assert chosen(monkeypatch, global_batch_size=30, size=4) == 5
-    assert chosen(monkeypatch, joining_at=3) == 4  # shards were added for a third worker
+    monkeypatch.setenv("KUNGFU_CORES_PER_WORKER", "1")
+    assert chosen(monkeypatch, cores=16) == 2
 
 
 @pytest.mark.parametrize(
@@ -148,13 +145,30 @@ def test_in_a_loop_of_its_own_a_program_gets_no_shards(cluster, caplog, tmp_path
     assert data.shards is None
 
 
+@pytest.mark.parametrize(
+    ("batch", "shards", "workers", "found"),
+    [(32, 4, 3, 4), (32, 4, 5, 8), (32, 4, 40, 32), (4, 2, 6, 4), (31, 1, 3, 1), (30, 2, 7, 10)],
+)
+def test_more_shards_give_each_worker_at_most_two(batch, shards, workers, found):
+    assert shard_choice.more(batch, shards, workers) == found
+
+
+def test_two_cores_per_worker_are_a_reason_for_no_shards(monkeypatch):
+    monkeypatch.setenv("KUNGFU_CORES_PER_WORKER", "2")
+    assert chosen(monkeypatch) is None
+
+
 def test_shards_are_added_only_for_workers_without_one(cluster):
     data = ElasticDataset(generator(100), global_batch_size=32, shards="auto")
     data.choose_shards(4)
-    for size, shards in ((2, 4), (4, 4), (5, 8), (3, 8), (40, 8)):
+    for size, shards in ((2, 4), (4, 4), (5, 8), (3, 8), (40, 32)):
         cluster.size = size
         data.keep_all_busy()
         assert data.shards == shards
+    data.set_batch_size(global_batch_size=33)
+    assert data.shards == 33
+    data.choose_shards(None)  # in the next training call
+    assert data.shards == 3, "the largest number up to 4 that divides the batch"
     fixed = ElasticDataset(generator(100), global_batch_size=32, shards=4)
     cluster.size = 5
     fixed.keep_all_busy()
@@ -166,22 +180,13 @@ def test_any_other_word_is_rejected():
         ElasticDataset(generator(10), global_batch_size=4, shards="best")
 
 
-@pytest.fixture
-def two_cores():
-    """Start the test's processes on two cores, so that shards are chosen on any machine."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(before)[:2])
-    yield
-    os.sched_setaffinity(0, before)
-
-
 def test_chosen_shards_train_as_given_ones_also_after_unplanned_growth(run_elastic, two_cores):
     given = run_elastic(PROGRAM, "graph", "model", "4", "3:3", "2", np=2)
     seen = run_elastic(PROGRAM, "graph", "auto", "4", "3:3", "2", np=2)
-    assert seen.output.count("dataset: shards=4 samples=4") == 1
+    assert seen.output.count("dataset: shards=") == seen.output.count("dataset: shards=4 samples=4") == 1
     assert history(seen) == history(given)
     grown = run_elastic(PROGRAM, "graph", "auto", "4", "none", "400", "unplanned", np=2)
-    assert "dataset: shards=2 samples=8" in grown.output
+    assert re.findall("dataset: (shards=.*)", grown.output) == ["shards=2 samples=8", "shards=4 samples=4"]
     assert {row["size"] for row in grown.of("after")} == {2, 3}
     history(grown)  # the workers agree on each step
     report = grown.audit()

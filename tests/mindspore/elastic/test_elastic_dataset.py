@@ -540,3 +540,11 @@ def _epoch(data):
     for batch in data.create_tuple_iterator(num_epochs=1):
         data.commit()
         yield batch
+
+
+@pytest.mark.parametrize("shards", ["none", "auto"])
+def test_a_worker_that_joined_with_another_dataset_continues_this_one(run_elastic, two_cores, shards):
+    seen = run_elastic("two_datasets.py", shards, np=2)
+    assert [rows[-1]["epochs"] for rows in seen.workers] == [[3, 2]] * 3
+    report = seen.audit()
+    assert report.exact, audit.to_text(report)

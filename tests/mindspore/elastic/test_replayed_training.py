@@ -92,3 +92,12 @@ def test_a_replay_goes_on_from_a_checkpoint_and_leaves_those_there_are(run_elast
     status, _, error = replay(seen, [], *arguments[:-1], "3")
     assert status == 2
     assert f"was recorded in several numeric environments (instruction set {own} in job " in error
+
+
+def test_a_replay_uses_the_shards_that_the_recorded_run_chose(run_elastic, replay, two_cores):
+    arguments = "graph", "auto", "4", "none", "2"
+    seen = run_elastic(PROGRAM, *arguments, np=2)
+    assert "dataset: shards=2 samples=8" in seen.output
+    status, last, error = replay(seen, [], *arguments)
+    assert status == 0, error
+    assert last.startswith("same bits: ")
