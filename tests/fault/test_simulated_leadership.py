@@ -279,7 +279,7 @@ BREAKAGES = {
     say_who_is_chosen_before_it_is_on_record: (THREE, (Happening(0.5, "resize", 4), KILL), 40, 0.2),
     lose_hosts_without_a_record: (THREE, (Happening(0.9, "pause head", 0, 3 * HOST_TIMEOUT_S),), 40, 0.2),
     write_without_the_lease: (THREE, (Happening(0.9, "pause head", 0, 3 * HOST_TIMEOUT_S),), 40, 0.2),
-    forget_what_workers_have_asked: (THREE, (Happening(0.5, "resize", 4), KILL), 40, 0.2),
+    forget_what_workers_have_asked: (THREE, (Happening(0.5, "resize", 4), KILL), 100, 0.2),
     go_on_without_who_comes_late: (THREE, (KILL,), 40, 0.2),
     forget_the_deaths_that_were_told: (THREE, DEATHS, 600, 0.01, 440),  # one in two hundred finds it
     end_workers_before_the_end_is_on_record: (THREE, (KILL,), 40, 0.2),
