@@ -134,7 +134,7 @@ def choose_shards(train_cell: Any, data: ElasticDataset, options: Options) -> No
     `env.START_CORES` never change.
     """
     if not data.awaits_shards:
-        data.choose_shards(data.shards)
+        data.begin_with_chosen_shards()
         return
     size, cores, each = env.START_SIZE.get(), env.START_CORES.get(), env.CORES_PER_WORKER.get()
     shards, reason = None, obstacle(train_cell)

@@ -221,18 +221,14 @@ class ElasticDataset(Shares, ds.Dataset):
     def choose_shards(self, shards: int | None, reason: str = "") -> None:
         """Set the number of shards for ``shards="auto"``.
 
-        All workers must make this call before the first step, with the same number. Later calls undo
-        `keep_all_busy`, so that all workers begin a training call with the same number.
+        All workers must make this call before the first step, with the same number. Later calls do
+        nothing.
 
         Args:
             shards: the number of shards, or None for no shards.
             reason: why there are no shards, for the log.
         """
         if not self.awaits_shards:
-            if self.shards_are_chosen and self._chosen_shards is not None and self._batch.of_all is not None:
-                shards = shard_choice.more(self._batch.of_all, 1, self._chosen_shards)
-                if shards != self.shards:
-                    self.set_batch_size(global_batch_size=self._batch.of_all, shards=shards)
             return
         self.awaits_shards = False
         replay = replaying.current()
@@ -246,6 +242,16 @@ class ElasticDataset(Shares, ds.Dataset):
         self._open_ledger()
         if shards is None and env.RANK_ID.get() == 0 and not membership.is_joining():
             _log.info('dataset: shards=none reason="%s"', reason)
+
+    def begin_with_chosen_shards(self) -> None:
+        """Undo `keep_all_busy` when a training call begins.
+
+        All workers then begin the call with the same number of shards.
+        """
+        if self._chosen_shards is not None and self._batch.of_all is not None:
+            shards = shard_choice.more(self._batch.of_all, 1, self._chosen_shards)
+            if shards != self.shards:
+                self.set_batch_size(global_batch_size=self._batch.of_all, shards=shards)
 
     def keep_all_busy(self) -> None:
         """Use more shards if there are more workers than shards.

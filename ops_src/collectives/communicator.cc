@@ -87,8 +87,9 @@ void Communicator::Leave() {
 // The other ranks detect these failures without a notice.
 //
 // If several threads of this rank have errors, only the first error closes the communicator and is
-// sent to the other ranks. Both happen while the thread holds the closure's mutex. So a rank that
-// has given up alone never makes the other ranks give up later.
+// sent to the other ranks. Both happen while the thread holds the closure's mutex. So after an
+// error that ends only this rank's communicator (kAlone), no later error of this rank ends the
+// communicators of the other ranks.
 void Communicator::GiveUp(const Error& error) {
   if (!is_member() || process_.IsCopy()) return;
   closure_.Close(error.status(), error.what(), [&] {

@@ -167,7 +167,7 @@ def test_shards_are_added_only_for_workers_without_one(cluster):
         assert data.shards == shards
     data.set_batch_size(global_batch_size=33)
     assert data.shards == 33
-    data.choose_shards(None)  # in the next training call
+    data.begin_with_chosen_shards()  # in the next training call
     assert data.shards == 3, "the largest number up to 4 that divides the batch"
     fixed = ElasticDataset(generator(100), global_batch_size=32, shards=4)
     cluster.size = 5
