@@ -1,8 +1,6 @@
 #include "store/model_transport.h"
 
 #include <fcntl.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -48,11 +46,6 @@ Answer Failure(kf_status status, const std::string& text) {
 
 Answer IsOver() { return Failure(KF_STALE, "this cluster version has ended"); }
 
-void Wake(int eventfd) {
-  const uint64_t one = 1;
-  [[maybe_unused]] const auto written = write(eventfd, &one, sizeof one);
-}
-
 // Rejects a request. If the worker can't receive the refusal, the worker waits until its deadline.
 void Refuse(int socket, const Ask& ask, bool again, const std::string& text) {
   Refusal refusal;
@@ -77,26 +70,11 @@ ModelTransport::ModelTransport(hosts::Places places, uint32_t host, std::vector<
     throw Error(KF_INVALID,
                 Text("connections to ", mesh_.size(), " hosts, but the cluster has ", places_.hosts(), " hosts"));
   }
-  epoll_ = epoll_create1(EPOLL_CLOEXEC);
-  wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = wake_;
-  try {
-    if (epoll_ < 0 || wake_ < 0 || epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) != 0) throw SystemError("epoll");
-    dispatcher_ = StartThread("kungfu-models", [this] { Serve(); });
-  } catch (...) {
-    close(epoll_);
-    close(wake_);
-    throw;
-  }
+  epoll_.Add(wake_.fd(), static_cast<uint64_t>(wake_.fd()));
+  dispatcher_ = StartThread("kungfu-models", [this] { Serve(); });
 }
 
-ModelTransport::~ModelTransport() {
-  Close();
-  close(epoll_);
-  close(wake_);  // no more events are written to it, because all tickets have ended
-}
+ModelTransport::~ModelTransport() { Close(); }
 
 int ModelTransport::Connect() {
   int pair[2];
@@ -104,14 +82,13 @@ int ModelTransport::Connect() {
     throw SystemError("socketpair for model requests");
   fcntl(pair[0], F_SETFL, O_NONBLOCK);
   std::lock_guard<std::mutex> guard(mutex_);
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.fd = pair[0];
-  if (closing_ || epoll_ctl(epoll_, EPOLL_CTL_ADD, pair[0], &event) != 0) {
-    const Error error = closing_ ? Error(KF_STALE, "this cluster version has ended") : SystemError("epoll_ctl");
+  try {
+    if (closing_) throw Error(KF_STALE, "this cluster version has ended");
+    epoll_.Add(pair[0], static_cast<uint64_t>(pair[0]));
+  } catch (...) {
     close(pair[0]);
     close(pair[1]);
-    throw error;
+    throw;
   }
   workers_.insert(pair[0]);
   return pair[1];
@@ -145,7 +122,7 @@ void ModelTransport::Close() {
   }
   mesh_.Cancel(kEpoch + 1);
   changed_.notify_all();
-  Wake(wake_);
+  wake_.Set();
   dispatcher_.join();
   std::vector<std::thread> threads;
   {
@@ -179,13 +156,13 @@ void ModelTransport::Serve() {
     }
     HearHosts();
     epoll_event events[64];
-    const int n = epoll_wait(epoll_, events, 64, -1);
+    const int n = epoll_.Wait(events, -1);
     for (int i = 0; i < n; i++) {
-      if (events[i].data.fd == wake_) {
-        uint64_t count;
-        [[maybe_unused]] const auto bytes = read(wake_, &count, sizeof count);
+      const int fd = static_cast<int>(events[i].data.u64);
+      if (fd == wake_.fd()) {
+        wake_.Clear();
       } else {
-        HearWorker(events[i].data.fd);
+        HearWorker(fd);
       }
     }
   }
@@ -224,7 +201,7 @@ void ModelTransport::HearWorker(int socket) {
     if (is_ask && parcel == nullptr) continue;
     std::lock_guard<std::mutex> guard(mutex_);
     if (parcel == nullptr) {
-      epoll_ctl(epoll_, EPOLL_CTL_DEL, socket, nullptr);
+      epoll_.Remove(socket);
       workers_.erase(socket);
       close(socket);
       return;
@@ -273,7 +250,7 @@ void ModelTransport::HearHosts() {
 void ModelTransport::Listen(uint32_t host) {
   Far& far = hosts_[host];
   if (far.listens || far.over || far.answering >= kMostAnswering) return;
-  far.hearing = mesh_.Receive(kEpoch, host, TagOf(far.heard).Step(kAsk), &far.ask, sizeof far.ask, wake_);
+  far.hearing = mesh_.Receive(kEpoch, host, TagOf(far.heard).Step(kAsk), &far.ask, sizeof far.ask, wake_.fd());
   far.listens = true;
 }
 
@@ -387,7 +364,7 @@ void ModelTransport::AnswerHost(uint32_t host, const Ask& ask, uint64_t number) 
   }
   std::lock_guard<std::mutex> guard(mutex_);
   hosts_[host].answering--;
-  if (!closing_) Wake(wake_);  // the host's next request can be received now
+  if (!closing_) wake_.Set();  // the host's next request can be received now
 }
 
 // Returns null if the rank has saved nothing yet, or if its process has ended.

@@ -138,7 +138,8 @@ class ModelTransport {
   const hosts::Places places_;
   const uint32_t host_;
   const Find find_;
-  int epoll_ = -1, wake_ = -1;
+  Epoll epoll_;
+  Event wake_;  // declared before the mesh, whose tickets may set it
   tcp::Mesh mesh_;
 
   mutable std::mutex mutex_;

@@ -120,7 +120,7 @@ class Hosts {
 };
 
 // What waiting for this ticket says; KF_OK where it throws nothing.
-inline Error Outcome(const tcp::Mesh& mesh, const tcp::Mesh::Ticket& ticket) {
+inline Error Outcome(tcp::Mesh& mesh, const tcp::Mesh::Ticket& ticket) {
   try {
     mesh.Wait(ticket);
   } catch (const Error& error) {

@@ -43,7 +43,7 @@ struct Exchange {
     }
   }
   // Waits for all messages from and to `other`; returns the first error.
-  Error With(const Mesh& mesh, uint32_t other) const {
+  Error With(Mesh& mesh, uint32_t other) const {
     Error first(KF_OK, "");
     for (const auto* tickets : {&sent[other], &received[other]}) {
       for (const Ticket& ticket : *tickets) {

@@ -28,8 +28,8 @@ constexpr char kCanary = 0x5a;
 // ---- what arrives
 
 TEST(Mesh, DeliversEverySizeWhicheverSideComesFirst) {
-  const std::vector<size_t> sizes = {0,         1,      4095,   4096,   4097,   32 << 10, (32 << 10) + 1,
-                                     256 << 10, 262145, 524287, 700001, 5 << 20};
+  const std::vector<size_t> sizes = {
+      0, 1, 4095, 4096, 4097, tcp::kUnaskedBytes, tcp::kUnaskedBytes + 1, 256 << 10, 262145, 524287, 700001, 5 << 20};
   for (const uint32_t connections : {1u, 3u}) {
     Hosts hosts(2, connections);
     for (size_t s = 0; s < sizes.size(); s++) {
@@ -98,6 +98,74 @@ TEST(Mesh, MessagesOfManyThreadsMeetInAnyOrder) {
     }
     for (std::thread& thread : threads) thread.join();
   });
+}
+
+// ---- which thread serves the connections
+
+// A thread that waits for a small message reads the connections. It also handles the messages of other threads, and
+// its long wait ends at once when the message comes.
+TEST(Mesh, WaitingThreadServesTheMessagesOfOthers) {
+  Hosts hosts(3, 2);
+  char late = 0;
+  std::thread driver([&] { hosts.at(0).Wait(hosts.at(0).Receive(kEpoch, 1, Tag::Of("late", 0), &late, 1)); });
+  for (const size_t bytes : {size_t{1}, tcp::kUnaskedBytes, size_t{3 << 20}}) {
+    const std::vector<char> data = Pattern(bytes, 3);
+    for (uint64_t i = 0; i < 50; i++) {
+      std::vector<char> back(bytes), there(bytes);
+      const Tag tag = Tag::Of("other", bytes * 100 + i);
+      const Ticket ticket = hosts.at(0).Receive(kEpoch, 2, tag, back.data(), bytes);
+      const Ticket sent = hosts.at(0).Send(kEpoch, 2, tag, data.data(), bytes);
+      hosts.at(2).Wait(hosts.at(2).Receive(kEpoch, 0, tag, there.data(), bytes));
+      hosts.at(2).Wait(hosts.at(2).Send(kEpoch, 0, tag, there.data(), bytes));
+      hosts.at(0).Wait(ticket);
+      hosts.at(0).Wait(sent);
+      ASSERT_EQ(back, data);
+    }
+  }
+  hosts.at(1).Wait(hosts.at(1).Send(kEpoch, 0, Tag::Of("late", 0), "l", 1));
+  driver.join();
+  EXPECT_EQ(late, 'l');
+}
+
+// After a wait, the connections stay lent for a moment. Messages that no thread awaits still arrive and go out.
+TEST(Mesh, MessagesMoveWithoutAWaitAfterAWait) {
+  Hosts hosts(2, 1);
+  const std::vector<char> large = Pattern(3 << 20, 4);
+  for (uint64_t round = 0; round < 20; round++) {
+    char word = 0;
+    const Ticket asked = hosts.at(1).Send(kEpoch, 0, Tag::Of("word", round), "w", 1);
+    hosts.at(0).Wait(hosts.at(0).Receive(kEpoch, 1, Tag::Of("word", round), &word, 1));
+    std::vector<char> here(large.size()), there(large.size());
+    Ticket tickets[] = {hosts.at(0).Receive(kEpoch, 1, Tag::Of("in", round), here.data(), here.size()),
+                        hosts.at(1).Send(kEpoch, 0, Tag::Of("in", round), large.data(), large.size()),
+                        hosts.at(0).Send(kEpoch, 1, Tag::Of("out", round), large.data(), large.size()),
+                        hosts.at(1).Receive(kEpoch, 0, Tag::Of("out", round), there.data(), there.size())};
+    for (const Ticket& ticket : tickets) ASSERT_TRUE(Soon([&] { return ticket.IsDone(); }));
+    ASSERT_EQ(here, large);
+    ASSERT_EQ(there, large);
+  }
+}
+
+// A new epoch, a loss and a withdrawal end the waits of the driver and of the threads that sleep.
+TEST(Mesh, WaitsOfAllThreadsEndWithTheEpochAndTheHost) {
+  for (const bool loses : {false, true}) {
+    Hosts hosts(3, 2);
+    char got[4];
+    std::vector<std::thread> threads;
+    for (uint32_t i = 0; i < 4; i++) {
+      threads.emplace_back([&, i] {
+        const Ticket ticket = hosts.at(0).Receive(kEpoch, 1, Tag::Of("never", i), &got[i], 1);
+        EXPECT_EQ(Outcome(hosts.at(0), ticket).status(), loses ? KF_PEER_LOST : KF_STALE);
+      });
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    if (loses) {
+      hosts.at(0).LoseHost(1, "by the test");
+    } else {
+      hosts.at(0).Cancel(kEpoch + 1);
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
 }
 
 // ---- which host waits for which
@@ -190,7 +258,7 @@ TEST(Mesh, ANewEpochBeginsWithAllCredit) {
 // More than a host may have offered ahead; but never so many at a time.
 TEST(Mesh, OfferedMessagesThatAreReceivedCountNoLonger) {
   constexpr uint32_t kAtOnce = 8000;
-  constexpr size_t kLarge = tcp::kUnaskedBytes, kKept = tcp::kUnaskedCredit / tcp::UnaskedCharge(kLarge);
+  constexpr size_t kLarge = 32 << 10, kKept = tcp::kUnaskedCredit / tcp::UnaskedCharge(kLarge);
   static_assert(tcp::kUnaskedCredit - kKept * tcp::UnaskedCharge(kLarge) < tcp::UnaskedCharge(1));
   Hosts hosts(2, 1);  // on one connection what is sent first comes first
   SendUnasked(hosts.at(0), kEpoch, "kept", kKept, Pattern(kLarge, 5));

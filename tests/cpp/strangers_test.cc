@@ -148,14 +148,14 @@ TEST_F(Stranger, IsLostForAFrameThatIsNone) {
       {{Data(tag, 0, tcp::kFrameBytes + 1, 1 << 20)}, 1 << 20, "262145"},
       {{Data(tag, 0, 0, 8)}, 8, "0 bytes at 0 of 8"},
       {{Data(tag, 0, 8, 8)}, 9, "8 bytes where 9 are expected"},
-      {{Data(tag, 0, 40000, 80000)}, 80001, "80000 bytes where 80001 are expected"},
+      {{Data(tag, 0, 140000, 280000)}, 280001, "280000 bytes where 280001 are expected"},
       {{Data(tag, 0, 4, 8)}, 8, "was not requested"},
-      {{Data(tag, 0, 40000, 40000)}, 0, "was not requested"},
-      {{Data(tag, 0, 60000, 80000), Data(tag, 0, 60000, 80000)}, 80000, "twice"},
+      {{Data(tag, 0, 140000, 140000)}, 0, "was not requested"},
+      {{Data(tag, 0, 200000, 280000), Data(tag, 0, 200000, 280000)}, 280000, "twice"},
       {{Data(tag, 0, 8, 8), Data(tag, 0, 8, 8)}, 0, "twice"},
       {{Bare(FrameKind::kReady, tag, 8), Bare(FrameKind::kReady, tag, 8)}, 0, "twice"},
       {{Bare(FrameKind::kOffer, tag, 8), Bare(FrameKind::kOffer, tag, 8)}, 0, "twice"},
-      {{Bare(FrameKind::kOffer, tag, 40000)}, 0, "offered 40000"},
+      {{Bare(FrameKind::kOffer, tag, 140000)}, 0, "offered 140000"},
       {{Bare(FrameKind::kOffer, tag, 8)}, 9, "8 bytes where 9"},
   };
   Make(static_cast<uint32_t>(cases.size()));

@@ -50,8 +50,10 @@ class TracedWait {
 }  // namespace
 
 // Returns true if the counter has reached the target.
-bool Waiting::Spin(const shm::Counter& counter, uint32_t target, const Flight& flight) const {
+bool Waiting::Spin(const shm::Counter& counter, uint32_t target, uint32_t peer, const Flight& flight) const {
   if (flight.operation.part.patient) return false;
+  // A transport's answer needs other threads and the network. It takes longer than a spin.
+  if (!self_.control.IsWorker(peer) || !self_.control.IsWorker(self_.rank)) return false;
   if (!self_.oversubscribed) {
     for (int turn = 0; turn < kSpinTurns; turn++) {
       shm::Pause();
@@ -78,7 +80,7 @@ bool Waiting::Spin(const shm::Counter& counter, uint32_t target, const Flight& f
 
 void Waiting::AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_failed) const {
   const TracedWait traced(self_, peer);
-  if (Spin(counter, target, flight)) return;
+  if (Spin(counter, target, peer, flight)) return;
   Awaiting awaiting(self_.control, self_.rank);
   std::optional<DeadlockWatch::Wait> slow;
   for (int slices = 0;; slices++) {

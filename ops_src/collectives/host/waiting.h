@@ -32,7 +32,7 @@ class Waiting {
 
  private:
   void AwaitSlowly(shm::Counter& counter, uint32_t target, uint32_t peer, Flight& flight, bool or_failed) const;
-  bool Spin(const shm::Counter& counter, uint32_t target, const Flight& flight) const;
+  bool Spin(const shm::Counter& counter, uint32_t target, uint32_t peer, const Flight& flight) const;
   bool HasLaggardOn(int core, const Flight& flight) const;
   std::string NameOf(uint32_t peer, const Flight& flight) const;
   std::string Awaited(uint32_t peer, const Flight& flight) const;

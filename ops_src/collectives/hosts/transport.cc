@@ -1,13 +1,12 @@
 // A transport's threads, the requests of its ranks, and its shutdown.
 //
-// One thread, the dispatcher, reads requests. It also polls for ranks that have called GiveUp, failed or
-// left, and for other hosts whose ranks have ended. Operations run on other threads, which are
-// created when they are needed and then kept.
+// Operations run on threads that are created when they are needed and then kept. One thread that runs
+// no operation reads requests (Listen). If all of them run operations, the dispatcher reads requests.
+// The dispatcher is a thread that also polls for ranks that have called GiveUp, failed or left, and
+// for other hosts whose ranks have ended.
 #include "collectives/hosts/transport.h"
 
 #include <fcntl.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -57,26 +56,15 @@ Transport::Transport(const std::shared_ptr<shm::Segment>& local, const std::shar
     throw Error(KF_INVALID, Text("host ", host, " of ", places_.hosts(), ": its segment of ", local->size(),
                                  " members does not match its connections to ", mesh_.size(), " hosts"));
   }
-  epoll_ = epoll_create1(EPOLL_CLOEXEC);
-  wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = UINT64_MAX;
-  try {
-    if (epoll_ < 0 || wake_ < 0 || epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) != 0) throw SystemError("epoll");
-    dispatcher_ = StartThread("kungfu-hosts", [this] { Serve(); });
-  } catch (...) {
-    close(epoll_);
-    close(wake_);
-    throw;
-  }
+  epoll_.Add(wake_.fd(), kWake);
+  epoll_.Add(requests_.fd(), kRequests);
+  requests_.Add(call_.fd(), kWake);
+  dispatcher_ = StartThread("kungfu-hosts", [this] { Serve(); });
 }
 
 Transport::~Transport() {
   Close();
   for (const auto& [_, fd] : heard_) close(fd);
-  close(epoll_);
-  close(wake_);
 }
 
 int Transport::Connect(uint32_t local_rank) {
@@ -88,14 +76,13 @@ int Transport::Connect(uint32_t local_rank) {
   setsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
   fcntl(pair[0], F_SETFL, O_NONBLOCK);
   std::lock_guard<std::mutex> guard(mutex_);
-  epoll_event event{};
-  event.events = EPOLLIN;
-  event.data.u64 = uint64_t{local_rank} << 32 | static_cast<uint32_t>(pair[0]);
-  if (closing_ || epoll_ctl(epoll_, EPOLL_CTL_ADD, pair[0], &event) != 0) {
-    const Error error = closing_ ? Error(KF_STALE, "this cluster version has ended") : SystemError("epoll_ctl");
+  try {
+    if (closing_) throw Error(KF_STALE, "this cluster version has ended");
+    requests_.Add(pair[0], uint64_t{local_rank} << 32 | static_cast<uint32_t>(pair[0]));
+  } catch (...) {
     close(pair[0]);
     close(pair[1]);
-    throw error;
+    throw;
   }
   heard_.emplace_back(local_rank, pair[0]);
   return pair[1];
@@ -138,12 +125,7 @@ void Transport::LoseHost(uint32_t host) {
     std::fill(given_.begin(), given_.end(), std::nullopt);
   }
   changed_.notify_all();
-  Wake();
-}
-
-void Transport::Wake() const {
-  const uint64_t one = 1;
-  (void)!write(wake_, &one, sizeof one);
+  wake_.Set();
 }
 
 // Only the first call writes the error to the segment, where the ranks read it. A failed operation
@@ -159,7 +141,7 @@ void Transport::Fail(kf_status status, const std::string& text) {
   local_control_.GiveUp(self_, GaveUp::kForAll, status, text);
   local_->Close(status, text);
   changed_.notify_all();
-  Wake();  // the dispatcher notifies the other hosts
+  wake_.Set();  // the dispatcher notifies the other hosts
 }
 
 void Transport::Close() {
@@ -175,7 +157,8 @@ void Transport::Close() {
   }
   changed_.notify_all();
   begins_.notify_all();
-  Wake();
+  call_.Set();
+  wake_.Set();
   dispatcher_.join();
   std::vector<std::thread> workers;
   {
@@ -207,18 +190,13 @@ void Transport::Serve() {
   uint64_t epoch = 0;
   bool says_end = false, says_failure = false;  // what this host has already sent in this epoch
   for (;;) {
-    epoll_event events[64];
-    const int n = epoch == 0 ? 0 : epoll_wait(epoll_, events, 64, kLookEveryMs);
+    epoll_event events[2];
+    const int n = epoch == 0 ? 0 : epoll_.Wait(events, kLookEveryMs);
     for (int i = 0; i < n; i++) {
-      if (events[i].data.u64 == UINT64_MAX) {
-        uint64_t count;
-        (void)!read(wake_, &count, sizeof count);
-        continue;
-      }
-      try {
-        Hear(static_cast<uint32_t>(events[i].data.u64 >> 32), static_cast<int>(events[i].data.u64 & UINT32_MAX));
-      } catch (const std::exception& error) {
-        Fail(KF_INTERNAL, OwnTrouble(error));
+      if (events[i].data.u64 == kWake) {
+        wake_.Clear();
+      } else {
+        HearRequests(0);
       }
     }
     {
@@ -295,8 +273,28 @@ bool Transport::IsLost(uint32_t host) const {
   return lost_[host];
 }
 
+// Waits for requests of any rank, and begins them.
+void Transport::HearRequests(int wait_ms) {
+  epoll_event events[64];
+  const int n = requests_.Wait(events, wait_ms);
+  for (int i = 0; i < n; i++) {
+    if (events[i].data.u64 == kWake) continue;  // call_ ends the wait of the thread in Listen
+    try {
+      Hear(static_cast<uint32_t>(events[i].data.u64 >> 32), static_cast<int>(events[i].data.u64 & UINT32_MAX));
+    } catch (const std::exception& error) {
+      Fail(KF_INTERNAL, OwnTrouble(error));
+    }
+  }
+}
+
 // Reads all requests that a process has written to its socket.
 void Transport::Hear(uint32_t local_rank, int fd) {
+  const std::lock_guard<std::mutex> one(hearing_);
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    // Another thread may have closed the socket since it was reported.
+    if (std::find(heard_.begin(), heard_.end(), std::make_pair(local_rank, fd)) == heard_.end()) return;
+  }
   thread_local std::vector<char> bytes(Request::kMostBytes);
   for (;;) {
     const ssize_t n = recv(fd, bytes.data(), bytes.size(), 0);
@@ -325,7 +323,7 @@ void Transport::Hear(uint32_t local_rank, int fd) {
     }
     // The process has exited, or has sent an invalid request.
     std::lock_guard<std::mutex> guard(mutex_);
-    epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr);
+    requests_.Remove(fd);
     heard_.erase(std::remove(heard_.begin(), heard_.end(), std::make_pair(local_rank, fd)), heard_.end());
     close(fd);
     return;
@@ -390,7 +388,9 @@ void Transport::Begin(uint32_t local_rank, Request request) {
   if (name.runs) return;
   name.runs = true;
   ready_.push_back(&name);
-  if (idle_ >= ready_.size()) {
+  const uint32_t takes = listener_ == std::this_thread::get_id() ? 1 : 0;
+  if (ready_.size() <= takes) return;
+  if (idle_ + takes >= ready_.size()) {
     begins_.notify_one();
     return;
   }
@@ -399,15 +399,37 @@ void Transport::Begin(uint32_t local_rank, Request request) {
   } catch (const std::exception&) {
     if (workers_.empty()) throw;
     begins_.notify_one();  // the operation waits for one of the existing threads
+    call_.Set();
   }
+}
+
+// Reads requests on a thread that can run the next operation itself, because a switch from the
+// dispatcher to this thread takes much of a small operation's time. Meanwhile requests don't wake the
+// dispatcher. The thread listens only while it runs no operation: an operation may wait for a rank,
+// and this rank for the thread that reads its next request.
+void Transport::Listen(std::unique_lock<std::mutex>& lock) {
+  listener_ = std::this_thread::get_id();
+  epoll_.Change(requests_.fd(), kRequests, 0);
+  lock.unlock();
+  HearRequests(-1);
+  lock.lock();
+  if (!closing_) call_.Clear();
+  epoll_.Change(requests_.fd(), kRequests, EPOLLIN);
+  listener_ = {};
 }
 
 void Transport::Work() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
-    idle_++;
-    begins_.wait(lock, [&] { return closing_ || !ready_.empty(); });
-    idle_--;
+    while (!closing_ && ready_.empty()) {
+      if (listener_ == std::thread::id()) {
+        Listen(lock);
+      } else {
+        idle_++;
+        begins_.wait(lock);
+        idle_--;
+      }
+    }
     if (closing_) return;
     Name& name = *ready_.front();
     ready_.pop_front();

@@ -162,7 +162,7 @@
 // A rank in reduce-to-host waits for ranks of its host and for the transport. The transport waits,
 // in the operation's own thread, for these ranks and for the headers of the same operation. There
 // are as many threads as running operations, so no operation waits for the thread of another
-// operation.
+// operation. The thread that reads requests runs no operation (Listen, or the dispatcher).
 // Test: Cluster.OperationsOfSeveralThreadsGoSideBySide
 #ifndef KUNGFU_COLLECTIVES_HOSTS_TRANSPORT_H_
 #define KUNGFU_COLLECTIVES_HOSTS_TRANSPORT_H_
@@ -180,6 +180,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/polling.h"
 #include "collectives/host/host_communicator.h"
 #include "collectives/hosts/meter.h"
 #include "collectives/hosts/protocol.h"
@@ -285,6 +286,8 @@ class Transport {
   void Hear(uint32_t local_rank, int fd);
   void Answer(int fd, const Request& question) const;
   void Begin(uint32_t local_rank, Request request);
+  void HearRequests(int wait_ms);
+  void Listen(std::unique_lock<std::mutex>& lock);
   void Work();
   void BeginTalks(std::vector<Talk>& talks, uint64_t epoch);
   void HearEnds(std::vector<Talk>& talks, uint64_t epoch);
@@ -293,7 +296,6 @@ class Transport {
   bool IsOver(Ending& ending);
   bool IsLost(uint32_t host) const;
   std::string OwnTrouble(const std::exception& error) const;
-  void Wake() const;
   void ThrowIfAbsent(uint32_t host, const Place& place) const;
 
   // ---- transport_operation.cc: one operation
@@ -312,7 +314,7 @@ class Transport {
   void Trade(const Place& place, const tcp::Tag& tag, const Words& mine, std::vector<Words>& theirs,
              const Absent& absent);
   template <typename Look>
-  void AwaitHost(const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& said, const Look& look) const;
+  void AwaitHost(const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& said, const Look& look);
   static void LookWhileWaiting();
   std::optional<std::pair<Commit, std::string>> FailureIn(const Name& name, const Request& request,
                                                           const std::vector<Header>& headers) const;
@@ -345,12 +347,16 @@ class Transport {
   const Strategy strategy_;
   shm::SegmentControlBlock control_, local_control_;
   tcp::Mesh mesh_;
-  mutable Meter meter_;  // has its own lock
+  static constexpr uint64_t kWake = UINT64_MAX, kRequests = UINT64_MAX - 1;  // keys in an epoll
+  mutable Meter meter_;                                                      // has its own lock
   const std::unique_ptr<HostCommunicator> local_;
   const std::unique_ptr<ScratchPool> scratches_;
-  int epoll_ = -1, wake_ = -1;
+  Epoll requests_;     // watches the ranks' sockets
+  Epoll epoll_;        // watches `requests_` and `wake_`; the dispatcher sleeps in it
+  Event wake_, call_;  // wake the dispatcher, and the thread in Listen
 
-  std::mutex losing_;  // held while an epoch begins, so that epochs begin one after another
+  std::mutex hearing_;  // held while a request is read and begun, so that requests keep their order
+  std::mutex losing_;   // held while an epoch begins, so that epochs begin one after another
   mutable std::mutex mutex_;
   std::condition_variable changed_;  // notified when something changes that running operations check
   std::condition_variable begins_;   // notified when an operation begins, or when the transport closes
@@ -359,6 +365,7 @@ class Transport {
   std::deque<Name*> ready_;  // names that have operations to run
   std::vector<std::thread> workers_;
   uint32_t idle_ = 0;
+  std::thread::id listener_;                     // the thread in Listen; std::thread::id() if there is none
   std::vector<std::pair<uint32_t, int>> heard_;  // ranks, and the sockets on which they send requests
   uint64_t epoch_;
   std::vector<bool> lost_;                // hosts that were passed to LoseHost

@@ -395,7 +395,7 @@ void Transport::Trade(const Place& place, const tcp::Tag& tag, const Words& mine
 
 // Waits for a host's message. Calls `look` before it sleeps, and repeatedly while it waits.
 template <typename Look>
-void Transport::AwaitHost(const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& said, const Look& look) const {
+void Transport::AwaitHost(const tcp::Mesh::Ticket& heard, const tcp::Mesh::Ticket& said, const Look& look) {
   const std::function<void()> looking = look;
   awaited.look = &looking;
   try {

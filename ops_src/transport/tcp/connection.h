@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/polling.h"
 #include "transport/shm/futex.h"
 #include "transport/tcp/frame.h"
 #include "transport/tcp/socket.h"
@@ -44,11 +45,7 @@ struct Transfer {
     status = with;
     error = text;
     static_cast<void>(done.Advance(1));  // this counter is never fenced
-    if (tells >= 0) {
-      const uint64_t one = 1;
-      // If the write fails, the eventfd is full, and already wakes its reader.
-      [[maybe_unused]] const auto written = write(tells, &one, sizeof one);
-    }
+    if (tells >= 0) Event::Set(tells);
   }
 };
 using TransferPtr = std::shared_ptr<Transfer>;
@@ -141,6 +138,7 @@ struct Connection {
     if (fd >= 0) close(std::exchange(fd, -1));
   }
   bool IsOpen() const { return fd >= 0; }
+  uint64_t key() const { return reinterpret_cast<uint64_t>(this); }  // its key in an epoll
   SocketResult Write(iovec* parts, size_t num_parts) const {
     return tls == nullptr ? WriteSome(fd, parts, num_parts) : tls->WriteSome(fd, parts, num_parts);
   }
@@ -153,6 +151,7 @@ struct Connection {
   int fd;
   const uint32_t host;
   const std::shared_ptr<TlsEnd> tls;  // null if the connection doesn't use TLS
+  bool writing = false;               // a thread is writing to the connection without holding the mutex
   bool blocked = false;               // the kernel's buffer is full until epoll reports that it isn't
   bool hung_up = false;               // the other side has closed the connection, but earlier frames are held back
   uint32_t events = 0;                // the events that epoll waits for

@@ -59,7 +59,7 @@ static_assert(sizeof(FrameHeader) == 64);
 
 // Messages of at most this size are sent unsolicited, that is, before the receiver has requested
 // them. The receiver keeps such a message until the message's Receive is posted.
-inline constexpr size_t kUnaskedBytes = 32 << 10;
+inline constexpr size_t kUnaskedBytes = 128 << 10;
 // The maximum payload of a frame. If a message is divided among several connections, each
 // connection accepts this many bytes at a time. A small message that becomes ready during this time
 // waits for at most one such frame.

@@ -1,9 +1,9 @@
 // The mesh's functions for callers: they post, await, withdraw and cancel messages.
 //
-// 1. Memory. Only two threads use a caller's memory: the thread that holds the mutex, and the I/O
-// thread during a system call. For such a call, the I/O thread releases the mutex and sets `busy_`.
-// A thread that returns memory to its caller takes the mutex, waits until the I/O thread isn't
-// busy, and prevents the I/O thread from making further calls (Quiet). Then no other thread uses
+// 1. Memory. A thread uses a caller's memory only while it holds the mutex, or during a system call.
+// For such a call, a thread releases the mutex and counts itself in `busy_`. A thread that returns
+// memory to its caller takes the mutex, waits until no thread is busy, and prevents other threads
+// from making further calls (Quiet). Then no other thread uses
 // the memory. The thread removes the message from all tables, from the data being written
 // (Outgoing::Detach copies what a frame that has begun still needs), and from the data being read
 // (Incoming::Detach drops the rest). After that nothing refers to the memory. All these system
@@ -27,9 +27,6 @@
 // Test: MeshLoss.AHostThatEndsAtAnyByteIsNamedAndTheOthersGoOn
 #include "transport/tcp/mesh.h"
 
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -42,30 +39,18 @@
 namespace kungfu::tcp {
 namespace {
 
-// The interval at which a waiting thread checks whether its wait can still succeed.
-constexpr auto kSlice = std::chrono::milliseconds(20);
-static_assert(kSlice <= RunTime::kLongestSlice);
 constexpr size_t kSinkBytes = 64 << 10;
 
 }  // namespace
 
-// While this object lives, the I/O thread neither reads nor writes callers' memory. The caller must
-// hold the mutex.
-class Mesh::Quiet {
- public:
-  Quiet(Mesh& mesh, Lock& lock) : mesh_(mesh) {
-    mesh_.holds_++;
-    mesh_.quiet_.wait(lock, [&] { return !mesh_.busy_; });
-  }
-  ~Quiet() {
-    if (--mesh_.holds_ == 0) mesh_.released_.notify_one();
-  }
-  Quiet(const Quiet&) = delete;
-  Quiet& operator=(const Quiet&) = delete;
+Mesh::Quiet::Quiet(Mesh& mesh, Lock& lock) : mesh_(mesh) {
+  mesh_.holds_++;
+  mesh_.quiet_.wait(lock, [&] { return mesh_.busy_ == 0; });
+}
 
- private:
-  Mesh& mesh_;
-};
+Mesh::Quiet::~Quiet() {
+  if (--mesh_.holds_ == 0) mesh_.released_.notify_all();
+}
 
 Mesh::Mesh(uint32_t self, uint64_t epoch, std::vector<HostEnds> hosts, MeshOptions options)
     : self_(self), options_(options), hosts_(hosts.size()), epoch_(epoch), sink_(kSinkBytes) {
@@ -75,6 +60,7 @@ Mesh::Mesh(uint32_t self, uint64_t epoch, std::vector<HostEnds> hosts, MeshOptio
       const auto tls = hosts[h].tls.find(fd);
       hosts_[h].connections.push_back(
           std::make_unique<Connection>(fd, h, tls == hosts[h].tls.end() ? nullptr : tls->second));
+      lends_ = lends_ && hosts_[h].connections.back()->tls == nullptr;
     }
   }
   if (self >= hosts_.size()) throw Error(KF_INVALID, Text("there is no host ", self, " among ", hosts_.size()));
@@ -85,27 +71,17 @@ Mesh::Mesh(uint32_t self, uint64_t epoch, std::vector<HostEnds> hosts, MeshOptio
                                    "); it must have ", h == self ? 0 : 1, " to ", h == self ? 0 : kMostConnections));
     }
   }
-  epoll_ = epoll_create1(EPOLL_CLOEXEC);
-  wake_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  try {
-    epoll_event event{};
-    event.events = EPOLLIN;
-    event.data.ptr = nullptr;
-    if (epoll_ < 0 || wake_ < 0 || epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event) != 0) throw SystemError("epoll");
-    for (Host& host : hosts_) {
-      for (auto& connection : host.connections) {
-        Prepare(connection->fd);
-        event.events = connection->events = EPOLLIN | EPOLLRDHUP;
-        event.data.ptr = connection.get();
-        if (epoll_ctl(epoll_, EPOLL_CTL_ADD, connection->fd, &event) != 0) throw SystemError("epoll_ctl");
-      }
+  epoll_.Add(wake_.fd(), kWake);
+  epoll_.Add(sockets_.fd(), kSockets);
+  sockets_.Add(stir_.fd(), kWake);
+  for (Host& host : hosts_) {
+    for (auto& connection : host.connections) {
+      Prepare(connection->fd);
+      connection->events = EPOLLIN | EPOLLRDHUP;
+      sockets_.Add(connection->fd, connection->key(), connection->events);
     }
-    thread_ = StartThread("kungfu-mesh", [this] { Serve(); });
-  } catch (...) {
-    close(epoll_);
-    close(wake_);
-    throw;
   }
+  thread_ = StartThread("kungfu-mesh", [this] { Serve(); });
 }
 
 Mesh::~Mesh() {
@@ -117,12 +93,10 @@ Mesh::~Mesh() {
       const Quiet quiet(*this, lock);
       for (Host& host : hosts_) EndAll(host, KF_STALE, "the connections between the hosts have been closed");
       stop_ = true;
-      Wake();
+      WakeThread();
     }
     thread_.join();
   }
-  close(epoll_);
-  close(wake_);
 }
 
 Mesh::Ticket Mesh::Send(uint64_t epoch, uint32_t to, const Tag& tag, const void* data, size_t bytes) {
@@ -159,7 +133,7 @@ Mesh::Ticket Mesh::Send(uint64_t epoch, uint32_t to, const Tag& tag, const void*
   // most of a small message's time.
   for (auto& connection : host.connections) {
     if (connection->IsOpen() && !connection->blocked && connection->out.Idle() && !host.small.empty()) {
-      WriteHere(*connection);
+      OrLose(lock, host, [&] { Write(lock, *connection); });
       break;
     }
   }
@@ -226,6 +200,7 @@ void Mesh::Check(uint64_t epoch, uint32_t host) const {
 TransferPtr Mesh::NewTransfer(uint64_t epoch, uint32_t host, const Tag& tag, const char* from, char* to, size_t bytes,
                               int tells) {
   Check(epoch, host);
+  if (tells >= 0) lends_ = false;
   auto transfer = std::make_shared<Transfer>(host, tag, from, to, bytes, tells);
   if (epoch < epoch_) {
     transfer->End(KF_STALE, Text("epoch ", epoch, " has ended; the hosts are in epoch ", epoch_));
@@ -235,20 +210,18 @@ TransferPtr Mesh::NewTransfer(uint64_t epoch, uint32_t host, const Tag& tag, con
   return transfer;
 }
 
-void Mesh::Wait(const Ticket& ticket) const {
+void Mesh::Wait(const Ticket& ticket) {
   KUNGFU_CHECK(ticket.transfer_ != nullptr, "the ticket has no message");
   Transfer& transfer = *ticket.transfer_;
   RunTime waited;
   while (!transfer.IsDone()) {
-    const uint32_t armed = transfer.done.Arm();
-    if (shm::Counter::Reached(armed, 1)) break;
     InterruptCheck::Run();
     if (waited.Look() > options_.timeout) {
       throw Error(KF_TIMEOUT,
                   Text("a message of ", transfer.total, " bytes ", transfer.from != nullptr ? "to " : "from ",
                        name(transfer.host), " has not ended within ", options_.timeout.count() / 1000.0, " s"));
     }
-    transfer.done.Sleep(armed, kSlice);
+    WaitSlice(transfer);
   }
   if (transfer.status != KF_OK) throw Error(transfer.status, transfer.error);
 }
@@ -291,7 +264,7 @@ void Mesh::Cancel(uint64_t epoch) {
     EndAll(host, KF_STALE, Text("epoch ", epoch_, " has ended; the hosts continue in epoch ", epoch));
   epoch_ = epoch;
   renewed_ = true;
-  Wake();
+  WakeThread();
 }
 
 void Mesh::LoseHost(uint32_t host, const std::string& why) {
@@ -326,7 +299,9 @@ Mesh::Bytes Mesh::Counted(uint32_t host) const {
   return hosts_[host].counted;
 }
 
+// Call it only while a Quiet lives.
 void Mesh::EndAll(Host& host, kf_status status, const std::string& text) {
+  Stir();
   std::vector<TransferPtr> all(host.small.begin(), host.small.end());
   all.insert(all.end(), host.granted.begin(), host.granted.end());
   for (const auto& [tag, inbound] : host.inbound) all.push_back(inbound.posted);
@@ -356,6 +331,7 @@ void Mesh::EndAll(Host& host, kf_status status, const std::string& text) {
   }
 }
 
+// Call it only while a Quiet lives.
 void Mesh::Lose(Host& host, const std::string& why) {
   if (!host.lost.empty()) return;
   host.lost = Text("host ", host.name, " is lost: ", why);
@@ -364,12 +340,21 @@ void Mesh::Lose(Host& host, const std::string& why) {
   EndAll(host, KF_PEER_LOST, host.lost);
 }
 
+// Makes a thread that is awake look for work, or wakes the I/O thread.
 void Mesh::Wake() {
   news_ = true;
-  if (!sleeping_) return;
-  sleeping_ = false;
-  const uint64_t one = 1;
-  [[maybe_unused]] const auto written = write(wake_, &one, sizeof one);  // a full eventfd also wakes its reader
+  if (driver_ != Driver::kAwake) WakeThread();
+}
+
+// Wakes the driver, so that it looks whether its message has ended.
+void Mesh::Stir() {
+  if (driver_ == Driver::kSleeps) stir_.Set();
+}
+
+void Mesh::WakeThread() {
+  news_ = true;
+  if (!std::exchange(sleeping_, false)) return;
+  wake_.Set();
 }
 
 void Mesh::Control(Host& host, FrameKind kind, const Tag& tag, uint64_t total) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/forks.h"
+#include "base/polling.h"
 #include "transport/tcp/connection.h"
 #include "transport/tcp/frame.h"
 #include "transport/tcp/socket.h"
@@ -45,9 +46,9 @@ struct HostEnds {
 // Receive is posted. A larger message is sent after its Receive is posted. Messages can overtake
 // each other, because a message waits only for its own Receive.
 //
-// Thread-safe. One thread of the mesh serves all sockets, but the sending thread itself writes the
-// first bytes of a small message. The mesh guarantees the following (mesh.cc and frames.cc explain
-// why):
+// Thread-safe. A thread of the mesh serves all sockets. But a sending thread itself writes small
+// messages, and a thread that waits for a small message reads the sockets itself. The mesh guarantees
+// the following (mesh.cc, mesh_thread.cc and frames.cc explain why):
 //  - When a ticket is destroyed or has ended, no thread uses the memory that was passed for it. A ticket has ended if
 //    Wait has returned or has thrown anything except CollectiveTimeoutError or Interrupted.
 //  - If a connection ends, has an error, or carries an invalid frame, its host is lost. All current and later tickets
@@ -120,7 +121,7 @@ class Mesh {
   // CollectiveTimeoutError (if this call lasts longer than MeshOptions::timeout), and the errors
   // that the thread's InterruptCheck throws. After a timeout or an interrupt, the ticket is still
   // valid.
-  void Wait(const Ticket& ticket) const;
+  void Wait(const Ticket& ticket);
 
   // Ends all tickets with StaleClusterError. The mesh continues in `epoch`, which must be later than the current one.
   void Cancel(uint64_t epoch);
@@ -147,7 +148,18 @@ class Mesh {
  private:
   using Clock = std::chrono::steady_clock;
   using Lock = std::unique_lock<std::mutex>;
-  class Quiet;
+  // While this object lives, no thread reads or writes callers' memory without holding the mutex. The
+  // caller must hold the mutex.
+  class Quiet {
+   public:
+    Quiet(Mesh& mesh, Lock& lock);
+    ~Quiet();
+    Quiet(const Quiet&) = delete;
+    Quiet& operator=(const Quiet&) = delete;
+
+   private:
+    Mesh& mesh_;
+  };
 
   // What this host knows about a message that it receives. Stored by tag.
   struct Inbound {
@@ -170,6 +182,9 @@ class Mesh {
     TransferPtr waiting;
     uint64_t total = 0;
   };
+
+  enum class Driver { kNone, kAwake, kSleeps };
+  static constexpr uint64_t kWake = 0, kSockets = 1;  // keys in an epoll; other keys are addresses of connections
 
   struct Host {
     std::string name;
@@ -200,26 +215,40 @@ class Mesh {
   TransferPtr NewTransfer(uint64_t epoch, uint32_t host, const Tag& tag, const char* from, char* to, size_t bytes,
                           int tells);
   void Withdraw(Transfer& transfer) noexcept;
-  void EndAll(Host& host, kf_status status, const std::string& text);  // the I/O thread must not be in a system call
+  void EndAll(Host& host, kf_status status, const std::string& text);  // call it only while a Quiet lives
   void Lose(Host& host, const std::string& why);                       // the I/O thread must not be in a system call
   void Wake();
+  void WakeThread();
+  void Stir();
   void Control(Host& host, FrameKind kind, const Tag& tag, uint64_t total);
   void Ask(Host& host, Inbound& inbound);
   void Take(Host& host, size_t bytes);
 
-  void WriteHere(Connection& connection);
-
   // ---- mesh_thread.cc: the I/O thread. It releases `lock` during system calls.
   void Serve();
+  bool HandleEvents(Lock& lock, int wait_ms);
+  void WaitSlice(Transfer& transfer);
+  void Drive(Lock& lock, const Transfer& transfer);
+  int LentFor();
+  void TakeBack();
+  // Runs `body`. If `body` throws, declares the host lost.
   template <typename Body>
-  void OrLose(Host& host, const Body& body);
+  void OrLose(Lock& lock, Host& host, const Body& body) {
+    try {
+      body();
+    } catch (const std::exception& error) {  // includes the error that there is no memory
+      const Quiet quiet(*this, lock);
+      Lose(host, error.what());
+    }
+  }
   bool WriteAll(Lock& lock);
   bool ReadMore(Lock& lock);
   void HaveEvent(Lock& lock, Connection& connection, uint32_t events);
   void HaveEnd(Connection& connection, const std::string& why);
   void Listen(Connection& connection);
-  void ResumeHeld();
-  int LoseEnding();
+  void BeginEnding(Host& host);
+  void ResumeHeld(Lock& lock);
+  int LoseEnding(Lock& lock);
 
   // ---- frames.cc: compose and handle frames. These functions throw if the host must be declared
   // lost.
@@ -239,21 +268,29 @@ class Mesh {
   const uint32_t self_;
   const MeshOptions options_;
   const OneProcess process_;
-  int epoll_ = -1, wake_ = -1;  // wake_: an eventfd
+  Epoll sockets_;      // watches all connections, and `stir_`
+  Epoll epoll_;        // watches `sockets_` and `wake_`; the I/O thread sleeps in it
+  Event wake_, stir_;  // wake the I/O thread, and the driver
 
   mutable std::mutex mutex_;
   std::condition_variable quiet_, released_;
   // `mutex_` guards these members:
   std::vector<Host> hosts_;
   uint64_t epoch_;
-  bool busy_ = false;      // the I/O thread is in a system call that reads or writes a caller's memory
-  uint32_t holds_ = 0;     // number of threads that keep the I/O thread out of such calls: see Quiet
-  bool sleeping_ = false;  // the I/O thread is in epoll_wait or about to be, so new work must wake it
-  bool news_ = false;      // there may be work that the I/O thread hasn't seen
-  bool renewed_ = false;   // a new epoch has begun, so frames that were held back can be handled
+  uint32_t busy_ = 0;     // number of threads in a system call that reads or writes a caller's memory
+  uint32_t holds_ = 0;    // number of threads that keep others out of such calls: see Quiet
+  bool reading_ = false;  // the I/O thread or the driver handles the connections' events
+  Driver driver_ = Driver::kNone;
+  bool lends_ = true;             // waiting threads may read: no connection uses TLS, and no message has an eventfd
+  bool lent_ = false;             // the connections' events don't wake the I/O thread
+  uint32_t sleepers_ = 0;         // number of threads that wait without driving
+  Clock::time_point lent_until_;  // meaningful if `lent_` is set and there is no driver
+  bool sleeping_ = false;         // the I/O thread is in epoll_wait or about to be, so new work must wake it
+  bool news_ = false;             // there may be work that no thread has seen
+  bool renewed_ = false;          // a new epoch has begun, so frames that were held back can be handled
   bool stop_ = false;
 
-  std::vector<char> sink_;  // destination of dropped payloads; only the I/O thread uses it
+  std::vector<char> sink_;  // destination of dropped payloads; only the thread that has set `reading_` uses it
   std::thread thread_;
 };
 
