@@ -1,12 +1,17 @@
 // Messages between hosts: what arrives, which host waits for which, and what becomes of them when a host is lost or an
 // epoch ends.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <functional>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "base/interrupt.h"
 #include "hosts.h"
@@ -102,28 +107,39 @@ TEST(Mesh, MessagesOfManyThreadsMeetInAnyOrder) {
 
 // ---- which thread serves the connections
 
-// A thread that waits for a small message reads the connections. It also handles the messages of other threads, and
-// its long wait ends at once when the message comes.
+// With such a slice, a lost wake-up costs 30 s.
+constexpr tcp::MeshOptions kOnlyWakeUps{60s, 30s};
+
+// Fails if `body` takes as long as a slice of kOnlyWakeUps.
+void ExpectNoLostWakeUp(const std::function<void()>& body) {
+  const auto began = Clock::now();
+  body();
+  EXPECT_LT(Clock::now() - began, 25s) << "a thread was not woken";
+}
+
+// A thread that waits for a small message reads the connections, also for other threads.
 TEST(Mesh, WaitingThreadServesTheMessagesOfOthers) {
-  Hosts hosts(3, 2);
+  Hosts hosts(3, 2, kOnlyWakeUps);
   char late = 0;
-  std::thread driver([&] { hosts.at(0).Wait(hosts.at(0).Receive(kEpoch, 1, Tag::Of("late", 0), &late, 1)); });
-  for (const size_t bytes : {size_t{1}, tcp::kUnaskedBytes, size_t{3 << 20}}) {
-    const std::vector<char> data = Pattern(bytes, 3);
-    for (uint64_t i = 0; i < 50; i++) {
-      std::vector<char> back(bytes), there(bytes);
-      const Tag tag = Tag::Of("other", bytes * 100 + i);
-      const Ticket ticket = hosts.at(0).Receive(kEpoch, 2, tag, back.data(), bytes);
-      const Ticket sent = hosts.at(0).Send(kEpoch, 2, tag, data.data(), bytes);
-      hosts.at(2).Wait(hosts.at(2).Receive(kEpoch, 0, tag, there.data(), bytes));
-      hosts.at(2).Wait(hosts.at(2).Send(kEpoch, 0, tag, there.data(), bytes));
-      hosts.at(0).Wait(ticket);
-      hosts.at(0).Wait(sent);
-      ASSERT_EQ(back, data);
+  ExpectNoLostWakeUp([&] {
+    std::thread driver([&] { hosts.at(0).Wait(hosts.at(0).Receive(kEpoch, 1, Tag::Of("late", 0), &late, 1)); });
+    for (const size_t bytes : {size_t{1}, tcp::kUnaskedBytes, size_t{3 << 20}}) {
+      const std::vector<char> data = Pattern(bytes, 3);
+      for (uint64_t i = 0; i < 50; i++) {
+        std::vector<char> back(bytes), there(bytes);
+        const Tag tag = Tag::Of("other", bytes * 100 + i);
+        const Ticket ticket = hosts.at(0).Receive(kEpoch, 2, tag, back.data(), bytes);
+        const Ticket sent = hosts.at(0).Send(kEpoch, 2, tag, data.data(), bytes);
+        hosts.at(2).Wait(hosts.at(2).Receive(kEpoch, 0, tag, there.data(), bytes));
+        hosts.at(2).Wait(hosts.at(2).Send(kEpoch, 0, tag, there.data(), bytes));
+        hosts.at(0).Wait(ticket);
+        hosts.at(0).Wait(sent);
+        EXPECT_EQ(back, data);
+      }
     }
-  }
-  hosts.at(1).Wait(hosts.at(1).Send(kEpoch, 0, Tag::Of("late", 0), "l", 1));
-  driver.join();
+    hosts.at(1).Wait(hosts.at(1).Send(kEpoch, 0, Tag::Of("late", 0), "l", 1));
+    driver.join();
+  });
   EXPECT_EQ(late, 'l');
 }
 
@@ -133,39 +149,101 @@ TEST(Mesh, MessagesMoveWithoutAWaitAfterAWait) {
   const std::vector<char> large = Pattern(3 << 20, 4);
   for (uint64_t round = 0; round < 20; round++) {
     char word = 0;
-    const Ticket asked = hosts.at(1).Send(kEpoch, 0, Tag::Of("word", round), "w", 1);
-    hosts.at(0).Wait(hosts.at(0).Receive(kEpoch, 1, Tag::Of("word", round), &word, 1));
+    const Ticket received = hosts.at(0).Receive(kEpoch, 1, Tag::Of("word", round), &word, 1);
+    std::thread late([&] {
+      std::this_thread::sleep_for(1ms);  // so that host 0 has to wait, and lends its connections
+      hosts.at(1).Wait(hosts.at(1).Send(kEpoch, 0, Tag::Of("word", round), "w", 1));
+    });
+    hosts.at(0).Wait(received);
+    late.join();
     std::vector<char> here(large.size()), there(large.size());
-    Ticket tickets[] = {hosts.at(0).Receive(kEpoch, 1, Tag::Of("in", round), here.data(), here.size()),
-                        hosts.at(1).Send(kEpoch, 0, Tag::Of("in", round), large.data(), large.size()),
-                        hosts.at(0).Send(kEpoch, 1, Tag::Of("out", round), large.data(), large.size()),
-                        hosts.at(1).Receive(kEpoch, 0, Tag::Of("out", round), there.data(), there.size())};
+    const Ticket tickets[] = {hosts.at(0).Receive(kEpoch, 1, Tag::Of("in", round), here.data(), here.size()),
+                              hosts.at(1).Send(kEpoch, 0, Tag::Of("in", round), large.data(), large.size()),
+                              hosts.at(0).Send(kEpoch, 1, Tag::Of("out", round), large.data(), large.size()),
+                              hosts.at(1).Receive(kEpoch, 0, Tag::Of("out", round), there.data(), there.size())};
     for (const Ticket& ticket : tickets) ASSERT_TRUE(Soon([&] { return ticket.IsDone(); }));
     ASSERT_EQ(here, large);
     ASSERT_EQ(there, large);
   }
 }
 
-// A new epoch, a loss and a withdrawal end the waits of the driver and of the threads that sleep.
+// A new epoch and the loss of a host end the waits of the driver and of the threads that sleep.
 TEST(Mesh, WaitsOfAllThreadsEndWithTheEpochAndTheHost) {
   for (const bool loses : {false, true}) {
-    Hosts hosts(3, 2);
-    char got[4];
-    std::vector<std::thread> threads;
-    for (uint32_t i = 0; i < 4; i++) {
-      threads.emplace_back([&, i] {
-        const Ticket ticket = hosts.at(0).Receive(kEpoch, 1, Tag::Of("never", i), &got[i], 1);
-        EXPECT_EQ(Outcome(hosts.at(0), ticket).status(), loses ? KF_PEER_LOST : KF_STALE);
+    for (const uint32_t waiting : {1U, 4U}) {
+      Hosts hosts(3, 2, kOnlyWakeUps);
+      char got[4];
+      ExpectNoLostWakeUp([&] {
+        std::vector<std::thread> threads;
+        for (uint32_t i = 0; i < waiting; i++) {
+          threads.emplace_back([&, i] {
+            const Ticket ticket = hosts.at(0).Receive(kEpoch, 1, Tag::Of("never", i), &got[i], 1);
+            EXPECT_EQ(Outcome(hosts.at(0), ticket).status(), loses ? KF_PEER_LOST : KF_STALE);
+          });
+        }
+        std::this_thread::sleep_for(20ms);
+        if (loses) {
+          hosts.at(0).LoseHost(1, "by the test");
+        } else {
+          hosts.at(0).Cancel(kEpoch + 1);
+        }
+        for (std::thread& thread : threads) thread.join();
       });
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    if (loses) {
-      hosts.at(0).LoseHost(1, "by the test");
-    } else {
-      hosts.at(0).Cancel(kEpoch + 1);
-    }
-    for (std::thread& thread : threads) thread.join();
   }
+}
+
+// The message has arrived before the receiver's epoch begins. The I/O thread ends it while the driver sleeps.
+TEST(Mesh, AWaitEndsWhenAnEarlyMessageOfItsEpochIsHandled) {
+  Hosts hosts(2, 1, kOnlyWakeUps);
+  ExpectNoLostWakeUp([&] {
+    for (uint64_t epoch = kEpoch + 1; epoch < kEpoch + 100; epoch++) {
+      char got = 0;
+      hosts.at(1).Cancel(epoch);
+      const Ticket sent = hosts.at(1).Send(epoch, 0, Tag::Of("early", 0), "e", 1);
+      if (epoch % 2 == 0) std::this_thread::sleep_for(1ms);
+      hosts.at(0).Cancel(epoch);
+      hosts.at(0).Wait(hosts.at(0).Receive(epoch, 1, Tag::Of("early", 0), &got, 1));
+      hosts.at(1).Wait(sent);
+      ASSERT_EQ(got, 'e');
+    }
+  });
+}
+
+// The driver handles events all the time, and still sees that its time is over.
+TEST(Mesh, AWaitTimesOutWhileOtherMessagesArrive) {
+  Hosts hosts(2, 1, {200ms});
+  std::atomic<bool> over{false};
+  std::thread traffic([&] {
+    for (uint64_t i = 0; i < 8000 && !over; i++) {
+      hosts.at(1).Send(kEpoch, 0, Tag::Of("traffic", i), "t", 1);
+      std::this_thread::sleep_for(1ms);
+    }
+  });
+  char never = 0;
+  const Ticket ticket = hosts.at(0).Receive(kEpoch, 1, Tag::Of("never", 0), &never, 1);
+  EXPECT_EQ(Outcome(hosts.at(0), ticket).status(), KF_TIMEOUT);
+  over = true;
+  EXPECT_LT(hosts.at(0).Counted(1).received, 4000 * (sizeof(FrameHeader) + 1)) << "the wait ended with the traffic";
+  traffic.join();
+}
+
+// A forked child would read data that is meant for its parent.
+TEST(Mesh, AForkedChildDoesNotWait) {
+  Hosts hosts(2, 1);
+  char got = 0;
+  const Ticket ticket = hosts.at(0).Receive(kEpoch, 1, Tag::Of("x", 0), &got, 1);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    _exit(Outcome(hosts.at(0), ticket).status() == KF_INVALID ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  hosts.at(1).Wait(hosts.at(1).Send(kEpoch, 0, Tag::Of("x", 0), "x", 1));
+  hosts.at(0).Wait(ticket);
+  EXPECT_EQ(got, 'x');
 }
 
 // ---- which host waits for which

@@ -52,7 +52,8 @@ class TracedWait {
 // Returns true if the counter has reached the target.
 bool Waiting::Spin(const shm::Counter& counter, uint32_t target, uint32_t peer, const Flight& flight) const {
   if (flight.operation.part.patient) return false;
-  // A transport's answer needs other threads and the network. It takes longer than a spin.
+  // A transport's answer takes longer than a spin, because it needs other threads and the network. If
+  // the transport or its rank spins, it keeps cores from these threads.
   if (!self_.control.IsWorker(peer) || !self_.control.IsWorker(self_.rank)) return false;
   if (!self_.oversubscribed) {
     for (int turn = 0; turn < kSpinTurns; turn++) {

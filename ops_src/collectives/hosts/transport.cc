@@ -1,9 +1,9 @@
 // A transport's threads, the requests of its ranks, and its shutdown.
 //
-// Operations run on threads that are created when they are needed and then kept. One thread that runs
-// no operation reads requests (Listen). If all of them run operations, the dispatcher reads requests.
-// The dispatcher is a thread that also polls for ranks that have called GiveUp, failed or left, and
-// for other hosts whose ranks have ended.
+// Operations run on threads that are created when they are needed and then kept. When such a thread
+// has no more operations to run, it reads requests (Listen), unless another thread already does. If
+// no thread listens, the dispatcher reads requests. The dispatcher is a thread that also polls for
+// ranks that have called GiveUp, failed or left, and for other hosts whose ranks have ended.
 #include "collectives/hosts/transport.h"
 
 #include <fcntl.h>
@@ -364,7 +364,8 @@ void Transport::Answer(int fd, const Request& question) const {
 
 void Transport::Begin(uint32_t local_rank, Request request) {
   std::lock_guard<std::mutex> guard(mutex_);
-  if (begins_nothing_) return;  // the rank was declared failed, but its process is still running
+  // If `begins_nothing_` is set, the rank was declared failed, but its process is still running.
+  if (begins_nothing_ || closing_) return;
   const std::string key = KeyOf(request.name, request.track);
   std::unique_ptr<Name>& entry = names_[key];
   if (entry == nullptr) {
@@ -405,8 +406,8 @@ void Transport::Begin(uint32_t local_rank, Request request) {
 
 // Reads requests on a thread that can run the next operation itself, because a switch from the
 // dispatcher to this thread takes much of a small operation's time. Meanwhile requests don't wake the
-// dispatcher. The thread listens only while it runs no operation: an operation may wait for a rank,
-// and this rank for the thread that reads its next request.
+// dispatcher. A thread that runs an operation must not listen: the operation may wait for a rank that
+// waits until its next request is read.
 void Transport::Listen(std::unique_lock<std::mutex>& lock) {
   listener_ = std::this_thread::get_id();
   epoll_.Change(requests_.fd(), kRequests, 0);

@@ -88,9 +88,9 @@ bool Mesh::Write(Lock& lock, Connection& connection) {
     iovec parts[2];
     const size_t n = connection.out.Parts(parts);
     connection.writing = true;
-    // If an operation is in place, another thread may receive the result into this memory. The other
-    // host has then received this data. But ThreadSanitizer doesn't see this order, because it reports
-    // the read only after the system call.
+    // In an in-place operation, another thread may soon receive the result into this memory. It does so
+    // only after the other host has received this data. ThreadSanitizer doesn't see this order, because
+    // it reports the read only after the system call.
     for (size_t p = 0; p < n; p++) ReportRead(parts[p].iov_base, parts[p].iov_len);
     const SocketResult result = Unlocked(lock, [&] {
       const UnreportedReads unreported;
@@ -182,10 +182,10 @@ void Mesh::Read(Lock& lock, Connection& connection) {
       case Moved::kNothing:
         return;
       case Moved::kEnd:
-        HaveEnd(connection, "it closed its connection");
+        HaveEnd(lock, connection, "it closed its connection");
         return;
       case Moved::kError:
-        HaveEnd(connection, Text("its connection failed (", std::strerror(result.error), ")"));
+        HaveEnd(lock, connection, Text("its connection failed (", std::strerror(result.error), ")"));
         return;
       case Moved::kSome:
         break;
@@ -305,6 +305,7 @@ void Mesh::Finish(Host& host, Incoming& in) {
     if (target->moved < target->total) return;
     host.inbound.erase(in.header.tag);
     target->End(KF_OK, "");
+    Stir();
   } else if (in.keeping) {
     const auto at = host.inbound.find(in.header.tag);
     Inbound& inbound = at->second;
@@ -319,6 +320,7 @@ void Mesh::Finish(Host& host, Incoming& in) {
       host.inbound.erase(at);
       Take(host, posted->total);
       posted->End(KF_OK, "");
+      Stir();
     }
   }
   in.Detach();

@@ -3,16 +3,16 @@
 // 1. Memory. A thread uses a caller's memory only while it holds the mutex, or during a system call.
 // For such a call, a thread releases the mutex and counts itself in `busy_`. A thread that returns
 // memory to its caller takes the mutex, waits until no thread is busy, and prevents other threads
-// from making further calls (Quiet). Then no other thread uses
-// the memory. The thread removes the message from all tables, from the data being written
-// (Outgoing::Detach copies what a frame that has begun still needs), and from the data being read
-// (Incoming::Detach drops the rest). After that nothing refers to the memory. All these system
-// calls are non-blocking, so the wait takes at most one copy of 256 KiB. A message that ends
-// normally is removed from all tables before its ticket reports the end.
+// from making further calls (Quiet). Then no other thread uses the memory. The thread removes the
+// message from all tables, from the data being written (Outgoing::Detach copies what a frame that has
+// begun still needs), and from the data being read (Incoming::Detach drops the rest). After that
+// nothing refers to the memory. All these system calls are non-blocking, so the wait takes at most one
+// copy of 256 KiB. A message that ends normally is removed from all tables before its ticket reports
+// the end.
 // Test: Mesh.AWithdrawnMessagesMemoryIsFree
 // Test: Mesh.AfterCancelNoBufferIsTouchedAndNoOldMessageArrives
 //
-// 2. No circular wait. Every connection is read at all times, independently of the callers. The
+// 2. No circular wait. Every connection is read, whatever the callers wait for (mesh_thread.cc). The
 // only exception is a connection whose next frame belongs to a later epoch (see frames.cc). So a
 // sender waits only for the network. There is always memory for received data: a posted message has
 // its own memory, and an unsolicited message is covered by the credit. If a sender has no credit,
@@ -53,16 +53,7 @@ Mesh::Quiet::~Quiet() {
 }
 
 Mesh::Mesh(uint32_t self, uint64_t epoch, std::vector<HostEnds> hosts, MeshOptions options)
-    : self_(self), options_(options), hosts_(hosts.size()), epoch_(epoch), sink_(kSinkBytes) {
-  for (uint32_t h = 0; h < hosts.size(); h++) {
-    hosts_[h].name = hosts[h].name;
-    for (const int fd : hosts[h].connections) {
-      const auto tls = hosts[h].tls.find(fd);
-      hosts_[h].connections.push_back(
-          std::make_unique<Connection>(fd, h, tls == hosts[h].tls.end() ? nullptr : tls->second));
-      lends_ = lends_ && hosts_[h].connections.back()->tls == nullptr;
-    }
-  }
+    : self_(self), options_(options), hosts_(Own(hosts)), epoch_(epoch), sink_(kSinkBytes) {
   if (self >= hosts_.size()) throw Error(KF_INVALID, Text("there is no host ", self, " among ", hosts_.size()));
   for (uint32_t h = 0; h < size(); h++) {
     const size_t n = hosts_[h].connections.size();
@@ -77,11 +68,25 @@ Mesh::Mesh(uint32_t self, uint64_t epoch, std::vector<HostEnds> hosts, MeshOptio
   for (Host& host : hosts_) {
     for (auto& connection : host.connections) {
       Prepare(connection->fd);
+      lends_ = lends_ && connection->tls == nullptr;
       connection->events = EPOLLIN | EPOLLRDHUP;
       sockets_.Add(connection->fd, connection->key(), connection->events);
     }
   }
   thread_ = StartThread("kungfu-mesh", [this] { Serve(); });
+}
+
+std::vector<Mesh::Host> Mesh::Own(std::vector<HostEnds>& ends) {
+  std::vector<Host> hosts(ends.size());
+  for (uint32_t h = 0; h < ends.size(); h++) {
+    hosts[h].name = ends[h].name;
+    for (const int fd : ends[h].connections) {
+      const auto tls = ends[h].tls.find(fd);
+      hosts[h].connections.push_back(
+          std::make_unique<Connection>(fd, h, tls == ends[h].tls.end() ? nullptr : tls->second));
+    }
+  }
+  return hosts;
 }
 
 Mesh::~Mesh() {
@@ -211,6 +216,7 @@ TransferPtr Mesh::NewTransfer(uint64_t epoch, uint32_t host, const Tag& tag, con
 }
 
 void Mesh::Wait(const Ticket& ticket) {
+  process_.Refuse("wait for other hosts");
   KUNGFU_CHECK(ticket.transfer_ != nullptr, "the ticket has no message");
   Transfer& transfer = *ticket.transfer_;
   RunTime waited;
@@ -336,8 +342,15 @@ void Mesh::Lose(Host& host, const std::string& why) {
   if (!host.lost.empty()) return;
   host.lost = Text("host ", host.name, " is lost: ", why);
   host.ending.reset();
-  for (auto& connection : host.connections) connection->Close();  // closing also removes the connection from epoll
+  for (auto& connection : host.connections) Close(*connection);
   EndAll(host, KF_PEER_LOST, host.lost);
+}
+
+// Call it only while a Quiet lives.
+void Mesh::Close(Connection& connection) {
+  if (!connection.IsOpen()) return;
+  sockets_.Remove(connection.fd);  // closing does this only if no forked child has a copy of the descriptor
+  connection.Close();
 }
 
 // Makes a thread that is awake look for work, or wakes the I/O thread.

@@ -26,6 +26,9 @@ namespace kungfu::tcp {
 
 struct MeshOptions {
   std::chrono::milliseconds timeout{600000};  // time limit of a call of Wait
+  // The interval at which a waiting thread checks whether its wait can succeed. At most
+  // RunTime::kLongestSlice, except in tests that would not notice a lost wake-up otherwise.
+  std::chrono::milliseconds slice{20};
 };
 
 // The connections to one other host.
@@ -211,14 +214,16 @@ class Mesh {
 
   // ---- mesh.cc: the functions for callers. If a function has no lock argument, its caller must
   // hold mutex_.
+  static std::vector<Host> Own(std::vector<HostEnds>& ends);
   void Check(uint64_t epoch, uint32_t host) const;
   TransferPtr NewTransfer(uint64_t epoch, uint32_t host, const Tag& tag, const char* from, char* to, size_t bytes,
                           int tells);
   void Withdraw(Transfer& transfer) noexcept;
-  void EndAll(Host& host, kf_status status, const std::string& text);  // call it only while a Quiet lives
-  void Lose(Host& host, const std::string& why);                       // the I/O thread must not be in a system call
+  void EndAll(Host& host, kf_status status, const std::string& text);
+  void Lose(Host& host, const std::string& why);
   void Wake();
   void WakeThread();
+  void Close(Connection& connection);
   void Stir();
   void Control(Host& host, FrameKind kind, const Tag& tag, uint64_t total);
   void Ask(Host& host, Inbound& inbound);
@@ -226,7 +231,7 @@ class Mesh {
 
   // ---- mesh_thread.cc: the I/O thread. It releases `lock` during system calls.
   void Serve();
-  bool HandleEvents(Lock& lock, int wait_ms);
+  void HandleEvents(Lock& lock, int wait_ms);
   void WaitSlice(Transfer& transfer);
   void Drive(Lock& lock, const Transfer& transfer);
   int LentFor();
@@ -244,7 +249,7 @@ class Mesh {
   bool WriteAll(Lock& lock);
   bool ReadMore(Lock& lock);
   void HaveEvent(Lock& lock, Connection& connection, uint32_t events);
-  void HaveEnd(Connection& connection, const std::string& why);
+  void HaveEnd(Lock& lock, Connection& connection, const std::string& why);
   void Listen(Connection& connection);
   void BeginEnding(Host& host);
   void ResumeHeld(Lock& lock);
@@ -268,20 +273,20 @@ class Mesh {
   const uint32_t self_;
   const MeshOptions options_;
   const OneProcess process_;
-  Epoll sockets_;      // watches all connections, and `stir_`
-  Epoll epoll_;        // watches `sockets_` and `wake_`; the I/O thread sleeps in it
-  Event wake_, stir_;  // wake the I/O thread, and the driver
+  std::vector<Host> hosts_;  // guarded by mutex_; created first, because it owns the sockets
+  Epoll sockets_;            // watches all connections, and `stir_`
+  Epoll epoll_;              // watches `sockets_` and `wake_`; the I/O thread sleeps in it
+  Event wake_, stir_;        // wake the I/O thread, and the driver
 
   mutable std::mutex mutex_;
   std::condition_variable quiet_, released_;
   // `mutex_` guards these members:
-  std::vector<Host> hosts_;
   uint64_t epoch_;
   uint32_t busy_ = 0;     // number of threads in a system call that reads or writes a caller's memory
   uint32_t holds_ = 0;    // number of threads that keep others out of such calls: see Quiet
   bool reading_ = false;  // the I/O thread or the driver handles the connections' events
   Driver driver_ = Driver::kNone;
-  bool lends_ = true;             // waiting threads may read: no connection uses TLS, and no message has an eventfd
+  bool lends_ = true;             // waiting threads may read: no connection uses TLS, and no message has had an eventfd
   bool lent_ = false;             // the connections' events don't wake the I/O thread
   uint32_t sleepers_ = 0;         // number of threads that wait without driving
   Clock::time_point lent_until_;  // meaningful if `lent_` is set and there is no driver

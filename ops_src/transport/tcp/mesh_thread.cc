@@ -4,36 +4,38 @@
 //
 // A thread holds the mutex except while it sleeps and during calls that move bytes.
 //
-// 1. One reader. Only the thread that has set `reading_` reads the connections, and it parses all
-// that it reads. So it handles the frames of a connection in their order. `writing` ensures the same
-// for the writers of a connection.
+// 1. One reader and one writer. A thread reads a connection only while it has set `reading_`, and
+// parses all that it has read before another thread can read. So the frames of a connection are handled
+// in their order. (A connection that is held back isn't read. The I/O thread parses the rest of its
+// data in ResumeHeld. If connections use TLS, there is no driver.) A thread writes to a connection only
+// while it has set the connection's `writing`.
 // Test: Mesh.MessagesOfManyThreadsMeetInAnyOrder
 //
 // 2. No work is missed. A thread that adds work sets `news_` under the mutex. If the driver is awake,
-// it looks at `news_` before it sleeps or stops driving. Otherwise the I/O thread is awake, or is
-// woken: it sets `sleeping_` under the mutex, after its last check and before it sleeps. If the driver
-// stops while there is work, it wakes the I/O thread.
+// the driver looks at `news_` before it sleeps, and wakes the I/O thread if there is still work when it
+// stops driving. If the driver sleeps or there is none, the thread that adds the work wakes the I/O
+// thread. The I/O thread sets `sleeping_` under the mutex, after its last check and before it sleeps.
 // Test: Mesh.MessagesOfManyThreadsMeetInAnyOrder
 //
 // 3. No data stays unread. Both epolls are level-triggered, so they report data until a thread has
-// read it. While the connections are lent, their events don't wake the I/O thread. The I/O thread
-// then looks every kLent whether there is still a driver. If the last one has stopped at least kLent
-// ago, it takes the connections back. It is lent time and not just one wait, because a take-back needs
-// system calls, and the next small message often follows immediately. A thread that waits without
-// driving needs the I/O thread. So it takes the connections back at once, or the driver does it for
-// this thread.
+// read it. While the connections are lent, their events don't wake the I/O thread. Instead, it checks
+// from time to time whether there is still a driver. If the last driver stopped at least kLent ago, the
+// I/O thread takes the connections back. They stay lent for kLent after a wait, because the next small
+// message often follows immediately. A thread that waits without driving needs the I/O thread. So the
+// waiting thread takes the connections back immediately. If there is a driver, the driver does this
+// when it stops.
 // Test: Mesh.MessagesMoveWithoutAWaitAfterAWait
 // Test: Mesh.WaitingThreadServesTheMessagesOfOthers
 //
-// 4. The driver sees the end of its message. The driver itself reads. All other ways in which a
-// message can end call Stir, which wakes a sleeping driver: EndAll and HaveWritten. Only the owner of
-// a ticket withdraws its message.
+// 4. The driver sees the end of its message. While the driver sleeps, another thread can end the
+// message in EndAll, HaveWritten and Finish. These functions call Stir, which wakes the driver. Only the
+// owner of a ticket withdraws its message.
 // Test: Mesh.WaitsOfAllThreadsEndWithTheEpochAndTheHost
+// Test: Mesh.AWaitEndsWhenAnEarlyMessageOfItsEpochIsHandled
 #include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
-#include "base/run_time.h"
 #include "transport/tcp/mesh.h"
 
 namespace kungfu::tcp {
@@ -44,11 +46,10 @@ namespace {
 // connections together, and the wait is shorter.
 constexpr auto kLinger = std::chrono::milliseconds(100);
 constexpr int kMostEvents = 64;
-// The interval at which a waiting thread checks whether its wait can still succeed.
-constexpr auto kSlice = std::chrono::milliseconds(20);
-static_assert(kSlice <= RunTime::kLongestSlice);
-// The time for which the I/O thread reads nothing after a thread has stopped driving.
+// The time for which the connections stay lent after a thread has stopped driving.
 constexpr auto kLent = std::chrono::milliseconds(2);
+// The interval at which the I/O thread checks whether a driver still drives.
+constexpr int kLookAtDriverMs = 20;
 
 // Returns the earlier of two times in ms. A negative time is never.
 int Sooner(int a, int b) { return a < 0 || b < 0 ? std::max(a, b) : std::min(a, b); }
@@ -80,9 +81,9 @@ void Mesh::Serve() {
   }
 }
 
-// Waits for events of the connections, and handles them. Returns false if there are none. Only the
-// thread that has set `reading_` may call this function.
-bool Mesh::HandleEvents(Lock& lock, int wait_ms) {
+// Waits for events of the connections, and handles them. Only the thread that has set `reading_` may
+// call this function.
+void Mesh::HandleEvents(Lock& lock, int wait_ms) {
   epoll_event events[kMostEvents];
   if (wait_ms != 0) lock.unlock();
   const int n = sockets_.Wait(events, wait_ms);
@@ -96,18 +97,17 @@ bool Mesh::HandleEvents(Lock& lock, int wait_ms) {
     Connection& connection = *reinterpret_cast<Connection*>(events[e].data.u64);
     OrLose(lock, hosts_[connection.host], [&] { HaveEvent(lock, connection, events[e].events); });
   }
-  return n > 0;
 }
 
 // Waits until the message has ended, for at most one slice.
 void Mesh::WaitSlice(Transfer& transfer) {
   Lock lock(mutex_);
   if (!reading_ && lends_ && transfer.total <= kUnaskedBytes) return Drive(lock, transfer);
+  if (driver_ == Driver::kNone) TakeBack();
   sleepers_++;
-  if (!reading_) TakeBack();
   lock.unlock();
   const uint32_t armed = transfer.done.Arm();
-  if (!shm::Counter::Reached(armed, 1)) transfer.done.Sleep(armed, kSlice);
+  if (!shm::Counter::Reached(armed, 1)) transfer.done.Sleep(armed, options_.slice);
   lock.lock();
   sleepers_--;
 }
@@ -119,17 +119,27 @@ void Mesh::Drive(Lock& lock, const Transfer& transfer) {
     lent_ = true;
     WakeThread();  // so that it takes the connections back after kLent
   }
-  reading_ = true;
-  bool waits = true;
-  while (waits && !transfer.IsDone()) {
-    driver_ = Driver::kSleeps;
-    waits = HandleEvents(lock, news_ ? 0 : static_cast<int>(kSlice.count())) || news_;
-    if (std::exchange(news_, false) && WriteAll(lock)) news_ = true;
+  struct Role {
+    explicit Role(Mesh& of) : mesh(of) { mesh.reading_ = true; }
+    ~Role() {
+      mesh.driver_ = Driver::kNone;
+      mesh.reading_ = false;
+      mesh.lent_until_ = Clock::now() + kLent;
+      if (mesh.news_) mesh.WakeThread();
+    }
+    Mesh& mesh;
+  };
+  {
+    const Role role(*this);
+    const auto end = Clock::now() + options_.slice;
+    for (auto left = options_.slice; left.count() > 0 && !transfer.IsDone();) {
+      driver_ = Driver::kSleeps;
+      HandleEvents(lock, news_ ? 0 : static_cast<int>(left.count()));
+      if (transfer.IsDone()) break;
+      if (std::exchange(news_, false) && WriteAll(lock)) news_ = true;
+      left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
+    }
   }
-  driver_ = Driver::kNone;
-  reading_ = false;
-  lent_until_ = Clock::now() + kLent;
-  if (news_) WakeThread();
   if (sleepers_ > 0) TakeBack();
 }
 
@@ -137,7 +147,8 @@ void Mesh::Drive(Lock& lock, const Transfer& transfer) {
 // connections aren't lent.
 int Mesh::LentFor() {
   if (lent_ && !reading_ && Clock::now() >= lent_until_) TakeBack();
-  return lent_ ? static_cast<int>(kLent.count()) : -1;
+  if (!lent_) return -1;
+  return reading_ ? kLookAtDriverMs : static_cast<int>(kLent.count());
 }
 
 // Lets the connections' events wake the I/O thread again.
@@ -193,11 +204,13 @@ void Mesh::HaveEvent(Lock& lock, Connection& connection, uint32_t events) {
 }
 
 // Handles a connection that has ended. Nothing more is received or sent on it.
-void Mesh::HaveEnd(Connection& connection, const std::string& why) {
+void Mesh::HaveEnd(Lock& lock, Connection& connection, const std::string& why) {
+  const Quiet quiet(*this, lock);  // another thread may be writing to the connection
+  if (!connection.IsOpen()) return;
   if (connection.in.WithinFrame() || connection.out.source != nullptr) {
     throw Error(KF_PEER_LOST, why + " within a frame");
   }
-  connection.Close();
+  Close(connection);
   Host& host = hosts_[connection.host];
   const bool open = std::any_of(host.connections.begin(), host.connections.end(), [](auto& c) { return c->IsOpen(); });
   if (!open) throw Error(KF_PEER_LOST, why);
