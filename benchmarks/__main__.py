@@ -130,10 +130,11 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     command = commands.add_parser(
-        "step", parents=[run, peers, output], help="a training step of LeNet: KungFuMomentum against nn.Momentum"
+        "step", parents=[run, peers, output], help="a training step: KungFuMomentum against nn.Momentum"
     )
+    command.add_argument("--networks", type=_names, default=["lenet"], metavar="NAME,...", help="default lenet")
     command.add_argument("--mode", choices=("graph", "pynative"), default="graph", help="of MindSpore (default graph)")
-    command.add_argument("--batch", type=_positive, default=32, help="images for each rank (default 32)")
+    command.add_argument("--batch", type=_positive, default=32, help="samples for each rank (default 32)")
 
     command = commands.add_parser(
         "optimizers", parents=[run, output], help="samples per second with S-SGD, SMA and pair averaging"

@@ -219,14 +219,14 @@ def _lenet(folder: Path) -> None:
     import mindspore as ms
     import mindspore.dataset as ds
 
-    from benchmarks.contenders import _lenet
+    from benchmarks.contenders import _training
     from ms_kungfu.dataset import ElasticDataset
     from ms_kungfu.elastic import ElasticTraining
 
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(1)
     samples = _Samples()
-    step = _lenet.training_step("KungFuMomentum")
+    step = _training.training_step("KungFuMomentum")
     data = ElasticDataset(
         ds.GeneratorDataset(samples, ["image", "label"], shuffle=False),
         batch_size=8, shuffle=False, drop_remainder=True, ledger=folder / "ledger",

@@ -1,4 +1,4 @@
-"""`step`: a training step of LeNet with KungFuMomentum, beside the same with nn.Momentum in the same processes.
+"""`step`: a training step with KungFuMomentum, beside the same with nn.Momentum in the same processes.
 
 On one rank the difference is the package's cost for a program that isn't distributed. On several, nn.Momentum reduces
 nothing: its time is that of the computation alone while all ranks compute, and the difference is the communication.
@@ -7,12 +7,12 @@ nothing: its time is that of the computation alone while all ranks compute, and 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks import report, rounds
 from benchmarks.contenders.base import Contender
 from benchmarks.contenders.training import KungFuTraining, MindSporeTraining
-from benchmarks.group import running
+from benchmarks.group import Group, running
 
 _STEPS = 20
 _TOLERANCE = 1e-3  # between sums of weights; MindSpore's threads add up in any order
@@ -25,22 +25,34 @@ def run(options: argparse.Namespace, ranks: int, out: report.Report) -> None:
     if "mindspore" in options.vs and ranks > 1:
         kinds["mindspore"] = MindSporeTraining
         runs.append(("mindspore", "mindspore", "nn.Momentum"))
-    about = {"model": "lenet", "mode": options.mode, "batch": options.batch}
-    task = {"mode": options.mode, "batch": options.batch, "samples": options.samples or _STEPS}
     with running(kinds, ranks, options.timeout) as groups:
-        entries = [
-            rounds.Entry(
-                label,
-                groups[group],
-                {"optimizer": optimizer, **task},
-                {**about, "transport": "none" if label == "nn.Momentum" else kinds[group].transport},
-            )
-            for label, group, optimizer in runs
-        ]
-        done = rounds.run(entries, options.rounds)
-        _verify(done, ranks)
-    images = f"{options.batch} images a rank"
-    title = f"step of lenet, {options.mode} mode, {images}, {ranks} rank{'s' if ranks > 1 else ''}"
+        for network in options.networks:
+            _run(network, options, ranks, groups, [(*each, kinds[each[1]]) for each in runs], out)
+
+
+def _run(
+    network: str,
+    options: argparse.Namespace,
+    ranks: int,
+    groups: Mapping[str, Group],
+    runs: Sequence[tuple[str, str, str, type[Contender]]],
+    out: report.Report,
+) -> None:
+    about = {"model": network, "mode": options.mode, "batch": options.batch}
+    task = {"network": network, "mode": options.mode, "batch": options.batch, "samples": options.samples or _STEPS}
+    entries = [
+        rounds.Entry(
+            label,
+            groups[group],
+            {"optimizer": optimizer, **task},
+            {**about, "transport": "none" if label == "nn.Momentum" else kind.transport},
+        )
+        for label, group, optimizer, kind in runs
+    ]
+    done = rounds.run(entries, options.rounds)
+    _verify(done, ranks)
+    images = f"{options.batch} samples a rank"
+    title = f"step of {network}, {options.mode} mode, {images}, {ranks} rank{'s' if ranks > 1 else ''}"
     out.add(title, report.records("step", done, next(e for e in done if e.label == "nn.Momentum")))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 
 
 def mindspore_version() -> str:

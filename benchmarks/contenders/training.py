@@ -1,4 +1,4 @@
-"""Training steps of LeNet for `step`: with the runtime's optimizer, and with MindSpore's data parallelism."""
+"""Training steps for `step`: with the runtime's optimizer, and with MindSpore's data parallelism."""
 
 from __future__ import annotations
 
@@ -15,30 +15,28 @@ _BATCHES = 8
 
 
 class _Trains(Contender):
-    """A task has: optimizer (nn.Momentum or KungFuMomentum), mode (graph or pynative), batch, samples (steps)."""
+    """A task has: network (of `benchmarks.networks`), optimizer (nn.Momentum or KungFuMomentum), mode (graph or
+    pynative), batch, samples (steps)."""
 
     def __init__(self, rank: int, size: int, *extra: str) -> None:
         super().__init__(rank, size, *extra)
-        self._steps: dict[str, Any] = {}
+        self._steps: dict[tuple[str, str], Any] = {}
 
     def measure(self, task: dict[str, Any]) -> dict[str, Any]:
         import mindspore as ms
 
-        from benchmarks.contenders import _lenet
+        from benchmarks.contenders import _training
+        from benchmarks.networks import Samples
 
         ms.set_context(mode=ms.GRAPH_MODE if task["mode"] == "graph" else ms.PYNATIVE_MODE)
-        if task["optimizer"] not in self._steps:
+        which = (task["optimizer"], task["network"])
+        if which not in self._steps:
             ms.set_seed(1)
-            self._steps[task["optimizer"]] = _lenet.training_step(task["optimizer"])
-        step = self._steps[task["optimizer"]]
-        random = np.random.default_rng(self.rank)
-        data = [
-            (
-                ms.Tensor(random.standard_normal((task["batch"], 1, 28, 28)), ms.float32),
-                ms.Tensor(random.integers(0, 10, task["batch"]), ms.int32),
-            )
-            for _ in range(_BATCHES)
-        ]
+            self._steps[which] = _training.training_step(*which)
+        step = self._steps[which]
+        samples = Samples(task["network"], _BATCHES * task["batch"])
+        order = np.random.default_rng(self.rank).permutation(len(samples)).reshape(_BATCHES, -1)
+        data = [(ms.Tensor(samples.x[rows]), ms.Tensor(samples.labels[rows])) for rows in order]
         seconds = []
         for i in range(2 + int(task["samples"])):
             self.barrier()

@@ -1,4 +1,4 @@
-"""LeNet-5 and its training step, as ``Model.train`` builds it. Importing this loads MindSpore."""
+"""The training steps of the benchmarks' networks, as ``Model.train`` builds them. Importing this loads MindSpore."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 from mindspore import nn
 
-from benchmarks.networks import lenet
+from benchmarks.networks import NETWORKS
 from ms_kungfu.optimizers import KungFuMomentum
 
 
-def training_step(optimizer: str) -> Any:
-    """Return the training step for ten scores for each image of shape (N, 1, 28, 28)."""
-    net = lenet()
+def training_step(optimizer: str, network: str = "lenet") -> Any:
+    """Return a step for the inputs and labels of ``networks.Samples``."""
+    net = NETWORKS[network]()
     kind = KungFuMomentum if optimizer == "KungFuMomentum" else nn.Momentum
     loss = nn.WithLossCell(net, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
     step = nn.TrainOneStepCell(loss, kind(net.trainable_params(), 0.01, 0.9))
