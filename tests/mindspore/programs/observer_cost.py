@@ -25,7 +25,7 @@ def train(seconds: float) -> None:
     import numpy as np
 
     import ms_kungfu as kf
-    from benchmarks.contenders._lenet import training_step
+    from benchmarks.contenders._training import training_step
     from ms_kungfu.elastic import ElasticTraining
     from ms_kungfu.elastic.statistics import StepStatistics
 

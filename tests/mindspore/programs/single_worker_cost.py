@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))  # benchmarks
-from benchmarks.contenders._lenet import training_step
+from benchmarks.contenders._training import training_step
 
 ms.set_context(mode=ms.GRAPH_MODE if sys.argv[1] == "graph" else ms.PYNATIVE_MODE)
 images = Tensor(np.random.RandomState(0).rand(32, 1, 28, 28).astype(np.float32))
