@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+CMAKE = Path("examples/cpp-all-reduce/CMakeLists.txt")  # CMake accepts only the package's own minor version
 
 
 def version(root: Path) -> str:
@@ -44,6 +45,10 @@ def obstacles(root: Path, tags: Sequence[str]) -> Iterator[str]:
         yield "CHANGELOG.md has entries under [Unreleased]"
     if f"version: {own}" not in (root / "CITATION.cff").read_text(encoding="utf-8").splitlines():
         yield f"CITATION.cff doesn't say version: {own}"
+    minor = own.rpartition(".")[0]
+    for name, words in ((CMAKE, f"find_package(ms_kungfu {minor} "), (CMAKE.parent / "README.md", f"({minor}.x)")):
+        if words not in (root / name).read_text(encoding="utf-8"):
+            yield f"{name} isn't for version {minor}: it has no {words.strip()!r}"
     if f"v{own}" in tags:
         yield f"the tag v{own} already exists"
 

@@ -20,7 +20,6 @@ import pytest
 from benchmarks import __main__ as bench
 from ms_kungfu import cluster, env, errors
 from ms_kungfu._flags import UsageError
-from ms_kungfu._version import VERSION
 from ms_kungfu.elastic.policy import Metrics
 from ms_kungfu.launcher import distribute, host_flags, options, secret
 from ms_kungfu.monitoring import endpoint
@@ -345,11 +344,6 @@ def test_pages_tell_how_many_workers_a_job_can_have(page):
     told = [line for line in (DOCS / page).read_text(encoding="utf-8").splitlines() if re.search(r"\b1,024\b", line)]
     numbers = {int(each.replace(",", "")) for line in told for each in re.findall(r"\b(1,024|25\d)\b", line)}
     assert numbers == {cluster.MAX_WORKERS, cluster.MAX_WORKERS_OF_HOSTS, cluster.MAX_WORKERS_OF_EACH}
-
-
-def test_the_citation_has_the_packages_version():
-    (cited,) = re.findall(r"^version: (.+)$", (DOCS.parent / "CITATION.cff").read_text(), re.MULTILINE)
-    assert cited == VERSION
 
 
 def test_missing_line_of_a_reference_page_is_found(tmp_path, monkeypatch):

@@ -254,11 +254,15 @@ def test_the_matrix_is_a_table(program):
     )
 
 
-def checkout(folder, changelog, cited="1.2.0"):
+def checkout(folder, changelog, cited="1.2.0", minor="1.2"):
     (folder / "ms_kungfu").mkdir(parents=True)
     (folder / "ms_kungfu" / "_version.py").write_text('VERSION = "1.2.0"\n')
     (folder / "CHANGELOG.md").write_text(changelog)
     (folder / "CITATION.cff").write_text(f"version: {cited}\n")
+    example = folder / "examples" / "cpp-all-reduce"
+    example.mkdir(parents=True)
+    (example / "CMakeLists.txt").write_text(f"find_package(ms_kungfu {minor} REQUIRED CONFIG)\n")
+    (example / "README.md").write_text(f"version ({minor}.x)\n")
     return folder
 
 
@@ -277,6 +281,18 @@ def test_obstacles_to_a_release_are_listed(program, tmp_path, changelog, cited, 
     assert len(found) == len(left)
     for sentence, word in zip(found, left):
         assert word in sentence
+
+
+def test_an_example_for_another_minor_version_is_an_obstacle(program, tmp_path):
+    changelog = "## [1.2.0] - 2026-01-31\n\n- It works.\n"
+    found = [*program("notes").obstacles(checkout(tmp_path, changelog, minor="1.1"), [])]
+    names = [each.split()[0] for each in found]
+    assert names == ["examples/cpp-all-reduce/CMakeLists.txt", "examples/cpp-all-reduce/README.md"]
+
+
+def test_this_checkout_has_one_version(program):
+    found = [*program("notes").obstacles(ROOT, [])]
+    assert [each for each in found if not each.startswith("CHANGELOG.md")] == []
 
 
 def test_the_notes_of_a_release_are_its_section(program):
