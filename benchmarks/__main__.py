@@ -11,8 +11,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from benchmarks import collectives, contenders, everything, optimizers, pauses, resize, shards, simulate, step
+from benchmarks import collectives, contenders, everything, optimizers, parts, pauses, resize, shards, simulate, step
 from benchmarks.group import GroupError
 from benchmarks.report import Report, read
 from benchmarks.workload import DTYPES
@@ -30,9 +31,10 @@ _KNOWN: dict[str, tuple[str, Collection[str]]] = {
     "pauses": ("", pauses.KINDS),
     "program": ("", pauses.PROGRAMS),
     "part": ("part ", shards.PARTS),
-    "networks": ("network ", shards.NETWORKS),
+    "networks": ("network ", (*shards.NETWORKS, "resnet50", "transformer2")),
 }
-_RANKS = {"step": [1], "shards": [2, 4]}  # default ranks; 2 for all other benchmarks
+_RANKS = {"step": [1], "parts": [1, 2], "shards": [2, 4]}  # default ranks; 2 for all other benchmarks
+_TRAINING: dict[str, Any] = {"step": step, "parts": parts, "optimizers": optimizers}
 
 
 def _size(text: str) -> int:
@@ -77,7 +79,11 @@ def _parser() -> argparse.ArgumentParser:
 
     run = argparse.ArgumentParser(add_help=False)
     run.add_argument(
-        "-np", "--ranks", type=_numbers, metavar="N,...", help="ranks (default 2; 1 for step, 2,4 for shards)"
+        "-np",
+        "--ranks",
+        type=_numbers,
+        metavar="N,...",
+        help="ranks (default 2; 1 for step, 1,2 for parts, 2,4 for shards)",
     )
     run.add_argument("--rounds", type=_positive, default=5, help="interleaved rounds (default 5)")
     run.add_argument("--samples", type=_positive, help="timed samples in each round (default: by size)")
@@ -129,12 +135,16 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of {', '.join(GRADIENTS)} (default {','.join(_MODELS)})",
     )
 
-    command = commands.add_parser(
-        "step", parents=[run, peers, output], help="a training step: KungFuMomentum against nn.Momentum"
+    trained = argparse.ArgumentParser(add_help=False)
+    trained.add_argument("--networks", type=_names, default=["lenet"], metavar="NAME,...", help="default lenet")
+    trained.add_argument("--mode", choices=("graph", "pynative"), default="graph", help="of MindSpore (default graph)")
+    trained.add_argument("--batch", type=_positive, default=32, help="samples for each rank (default 32)")
+    commands.add_parser(
+        "step", parents=[run, peers, trained, output], help="a training step: KungFuMomentum against nn.Momentum"
     )
-    command.add_argument("--networks", type=_names, default=["lenet"], metavar="NAME,...", help="default lenet")
-    command.add_argument("--mode", choices=("graph", "pynative"), default="graph", help="of MindSpore (default graph)")
-    command.add_argument("--batch", type=_positive, default=32, help="samples for each rank (default 32)")
+    commands.add_parser(
+        "parts", parents=[run, trained, output], help="which share of a training step each part of ms_kungfu takes"
+    )
 
     command = commands.add_parser(
         "optimizers", parents=[run, output], help="samples per second with S-SGD, SMA and pair averaging"
@@ -230,8 +240,8 @@ def _check(arguments: argparse.Namespace) -> list[str]:
         raise ValueError(f"step supports only the peer mindspore, not {','.join(arguments.vs)}")
     names = [contenders.THROUGH[f] for f in getattr(arguments, "through", [])]
     names += [name for name in getattr(arguments, "vs", []) if name not in names]
-    if arguments.command == "optimizers" and find_spec("mindspore") is None:
-        raise ValueError("optimizers needs mindspore; pip install mindspore")
+    if arguments.command in ("optimizers", "parts") and find_spec("mindspore") is None:
+        raise ValueError(f"{arguments.command} needs mindspore; pip install mindspore")
     for name in names:
         missing = contenders.find(name).missing()
         if missing:
@@ -246,9 +256,9 @@ def _run(arguments: argparse.Namespace, names: Sequence[str], out: Report) -> No
         shards.run(arguments, out)
     elif arguments.command == "simulate":
         simulate.run(arguments, out)
-    elif arguments.command in ("step", "optimizers"):
+    elif arguments.command in _TRAINING:
         for ranks in arguments.ranks:
-            (step if arguments.command == "step" else optimizers).run(arguments, ranks, out)
+            _TRAINING[arguments.command].run(arguments, ranks, out)
     else:
         shared = {field.name: getattr(arguments, field.name, None) for field in fields(collectives.Settings)}
         for ranks, dtype in itertools.product(arguments.ranks, arguments.dtype):

@@ -1,4 +1,4 @@
-"""Networks for measuring and testing shards: LeNet-5, a small ResNet and a small Transformer, of MindSpore's layers.
+"""Networks for measuring and testing: LeNet-5, ResNets and Transformers, of MindSpore's layers.
 
 They need nothing of ms_kungfu, so that a program without it can train the same (tests/fault/programs/plain.py).
 """
@@ -15,7 +15,9 @@ from mindspore.common.initializer import initializer
 Layer = Optional[Callable[[], Any]]
 
 _WORDS, _LENGTH, _WIDTH = 32, 8, 16  # of the Transformer
+_LONGER, _WIDER = 64, 128  # length and width of the Transformer with two blocks
 _SCORES = 10
+_STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # of ResNet-50: width, blocks, stride
 
 
 class _Residual(nn.Cell):
@@ -29,6 +31,26 @@ class _Residual(nn.Cell):
         self.relu = nn.ReLU()
 
     def construct(self, x):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
+        return self.relu(self.body(x) + self.shortcut(x))
+
+
+class _Bottleneck(nn.Cell):
+    """Of He et al. (2015), with the stride in the 3 x 3 convolution."""
+
+    def __init__(self, channels_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        channels = 4 * width
+        self.body = nn.SequentialCell(
+            nn.Conv2d(channels_in, width, 1), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride), nn.BatchNorm2d(width), nn.ReLU(),
+            nn.Conv2d(width, channels, 1), nn.BatchNorm2d(channels),
+        )  # fmt: skip
+        self.shortcut = nn.SequentialCell()
+        if channels_in != channels:
+            self.shortcut = nn.SequentialCell(nn.Conv2d(channels_in, channels, 1, stride), nn.BatchNorm2d(channels))
+        self.relu = nn.ReLU()
+
+    def construct(self, x):  # type: ignore[no-untyped-def]
         return self.relu(self.body(x) + self.shortcut(x))
 
 
@@ -73,12 +95,13 @@ class _Block(nn.Cell):
 
 
 class _Transformer(nn.Cell):
-    def __init__(self, dropout: Layer) -> None:
+    def __init__(self, length: int, width: int, heads: int, blocks: int, dropout: Layer) -> None:
         super().__init__()
-        self.words = nn.Embedding(_WORDS, _WIDTH)
-        self.places = ms.Parameter(initializer("normal", (_LENGTH, _WIDTH)), name="places")
-        self.block = _Block(_WIDTH, 2, dropout)
-        self.scores = nn.SequentialCell(nn.LayerNorm((_WIDTH,)), _MeanOver((1,)), nn.Dense(_WIDTH, _SCORES))
+        self.words = nn.Embedding(_WORDS, width)
+        self.places = ms.Parameter(initializer("normal", (length, width)), name="places")
+        made = [_Block(width, heads, dropout) for _ in range(blocks)]
+        self.block = made[0] if blocks == 1 else nn.SequentialCell(*made)
+        self.scores = nn.SequentialCell(nn.LayerNorm((width,)), _MeanOver((1,)), nn.Dense(width, _SCORES))
 
     def construct(self, x):  # type: ignore[no-untyped-def]
         return self.scores(self.block(self.words(x) + self.places))
@@ -104,10 +127,30 @@ def resnet(dropout: Layer = None) -> Any:
 
 def transformer(dropout: Layer = None) -> Any:
     """Make one block with two heads, for texts of eight words (N, 8), int32."""
-    return _Transformer(dropout)
+    return _Transformer(_LENGTH, _WIDTH, 2, 1, dropout)
 
 
-NETWORKS: dict[str, Callable[..., Any]] = {"lenet": lenet, "resnet": resnet, "transformer": transformer}
+def resnet50(dropout: Layer = None) -> Any:
+    """Make ResNet-50 with ImageNet's first layers, for images (N, 3, 32, 32)."""
+    blocks, channels = [], 64
+    for width, count, first_stride in _STAGES:
+        for number in range(count):
+            blocks.append(_Bottleneck(channels, width, first_stride if number == 0 else 1))
+            channels = 4 * width
+    return nn.SequentialCell(
+        nn.Conv2d(3, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, "same"), *blocks,
+        _MeanOver((2, 3)), *([] if dropout is None else [dropout()]), nn.Dense(channels, _SCORES),
+    )  # fmt: skip
+
+
+def transformer2(dropout: Layer = None) -> Any:
+    """Make two blocks of width 128 with four heads, for texts of 64 words (N, 64), int32."""
+    return _Transformer(_LONGER, _WIDER, 4, 2, dropout)
+
+
+NETWORKS: dict[str, Callable[..., Any]] = {
+    "lenet": lenet, "resnet": resnet, "transformer": transformer, "resnet50": resnet50, "transformer2": transformer2,
+}  # fmt: skip
 """By name. Each takes the function that makes its dropout layers (None: it has none) and gives ten scores a sample."""
 
 
@@ -116,10 +159,11 @@ class Samples:
 
     def __init__(self, network: str, total: int) -> None:
         random = np.random.default_rng(1)
-        if network == "transformer":
-            self.x = random.integers(0, _WORDS, (total, _LENGTH)).astype(np.int32)
+        if network.startswith("transformer"):
+            length = _LONGER if network == "transformer2" else _LENGTH
+            self.x = random.integers(0, _WORDS, (total, length)).astype(np.int32)
         else:
-            shape = (1, 28, 28) if network == "lenet" else (3, 8, 8)
+            shape = {"lenet": (1, 28, 28), "resnet": (3, 8, 8), "resnet50": (3, 32, 32)}[network]
             self.x = random.standard_normal((total, *shape)).astype(np.float32)
         self.labels = random.integers(0, _SCORES, total).astype(np.int32)
 

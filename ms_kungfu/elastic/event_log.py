@@ -20,6 +20,7 @@ from ms_kungfu.membership import Change
 
 _log = logging.getLogger(__name__)
 _LONGER_S = 2.0
+_COMPILED_S = 1.0
 
 
 def scheduled(step: int, size: int, wait: bool) -> None:
@@ -74,11 +75,23 @@ def deaths(step: int) -> None:
 
 
 def step_ended(step: int) -> None:
-    """Log failures in the step that has just ended, and report a step that took unusually long."""
+    """Log failures and a long compilation in the step that has just ended. Report a step that took unusually long."""
     deaths(step)
     longer_s = membership.current().ended_steps.last_took_longer_s
+    compiled_s = _compiled_s()
+    reason = ""
+    if min(compiled_s, longer_s) >= _COMPILED_S:
+        _log.info("compiled: step=%d seconds=%.1f", step, compiled_s)
+        reason = f"MindSpore compiled for {compiled_s:.1f} s"
     if longer_s >= _LONGER_S and not membership.lost_ranks() and membership.speaks_for_all():
-        membership.report("step_delayed", step=step, seconds=longer_s)
+        membership.report("step_delayed", step=step, seconds=longer_s, reason=reason)
+
+
+def _compiled_s() -> float:
+    """Return how long this process has compiled since this function was last called."""
+    own, total = program.current().told, membership.current().spent.get("compilation", 0.0)
+    before, own.compiled_s = own.compiled_s, total
+    return total - before
 
 
 def joined(step: int) -> None:

@@ -44,6 +44,7 @@ class Told:
     deferred: int = 0  # the last prepared cluster version whose deferral was logged
     at_exit: bool = False  # whether an exit handler is registered
     told_passing: bool = False  # whether "call skipped" was logged
+    compiled_s: float = 0.0  # how long this process had compiled when the last step ended
 
 
 @dataclass

@@ -58,7 +58,7 @@ from ms_kungfu.membership.joining import begin, evict, forget, join
 from ms_kungfu.membership.member import Change, Member, Ports, current, use
 from ms_kungfu.membership.program_end import report_program_end
 from ms_kungfu.membership.reductions import Reductions
-from ms_kungfu.membership.reports import doing, monotonic, report, report_steps, spending
+from ms_kungfu.membership.reports import count_spent, doing, monotonic, report, report_steps, spending
 from ms_kungfu.membership.requested_size import expect, is_changing, propose
 from ms_kungfu.membership.step_agreement import (
     change_size,

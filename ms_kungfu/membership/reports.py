@@ -83,5 +83,10 @@ def spending(what: str) -> Iterator[None]:
         with doing(what):
             yield
     finally:
-        spent = member.spent
-        spent[what] = spent.get(what, 0.0) + (clock() - began)  # the sum never decreases, even with rounding
+        count_spent(what, clock() - began)
+
+
+def count_spent(what: str, seconds: float) -> None:
+    """Count `seconds` as spent on `what`, which is in `ACTIVITIES`. The sum never decreases, even with rounding."""
+    spent = current().spent
+    spent[what] = spent.get(what, 0.0) + seconds

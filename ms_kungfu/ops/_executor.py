@@ -1,11 +1,11 @@
-"""MindSpore's executor of compiled cells in GRAPH mode. This module adds compilations to the process's trace."""
+"""MindSpore's executor of compiled cells in GRAPH mode. This module measures the compilations."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-from ms_kungfu import _core, env
+from ms_kungfu import _core, membership
 
 try:
     from mindspore.graph.api import _cell_graph_executor
@@ -15,20 +15,21 @@ except ImportError:  # before MindSpore 2.9
 EXECUTOR: Any = _cell_graph_executor
 
 
-def trace_compilations() -> None:
-    """Add each later compilation of a cell to the process's trace."""
+def _measure_compilations() -> None:
+    """Count the time of each later compilation of a cell, and add the compilation to the process's trace."""
     compile_or_find = EXECUTOR.compile
 
     @functools.wraps(compile_or_find)
-    def traced(*arguments: Any, **options: Any) -> Any:
-        began_ns = _core.trace_now()
+    def measured(*arguments: Any, **options: Any) -> Any:
+        began, began_ns = membership.monotonic(), _core.trace_now()
         phase, has_compiled = compile_or_find(*arguments, **options)
-        if began_ns and has_compiled:
-            _core.trace_span("compile", began_ns)
+        if has_compiled:
+            membership.count_spent("compilation", membership.monotonic() - began)
+            if began_ns:
+                _core.trace_span("compile", began_ns)
         return phase, has_compiled
 
-    EXECUTOR.compile = traced
+    EXECUTOR.compile = measured
 
 
-if env.TRACE.get() is not None:
-    trace_compilations()
+_measure_compilations()

@@ -101,6 +101,7 @@ def test_page_says_of_rare_events_what_explain_says(compute):
         {"event": "stall_began", "rank": 2, "waiting": [0, 1], "seconds": 2.0, "reason": "stopped by a signal"},
         {"event": "statistics", "seconds": 0.001, "steps": 1, "loss": "nan"},
         {"event": "step_delayed", "step": 12, "seconds": 2.25},
+        {"event": "step_delayed", "step": 13, "seconds": 3.5, "reason": "MindSpore compiled for 3.4 s"},
         {"event": "leader_changed", "host": "b", "before": "a"},
         {"event": "stall_began", "rank": 2, "waiting": [0], "seconds": 2.0},
         {"event": "stall_ended", "rank": 2, "seconds": 7.0},

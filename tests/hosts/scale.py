@@ -1,6 +1,6 @@
 """Measures what the launchers of a job need: memory, descriptors and processor time, by workers and by hosts.
 
-    python -m tests.hosts.scale --workers 1,8,16,32,64 --hosts 1,2,4,8,16
+    python -m tests.hosts.scale --workers 1,8,16,32,64 --hosts 2,4,8,16,32,64
 
 With `--workers`, all workers are on one host. With `--hosts`, each host has one worker. The workers join, reduce 4
 bytes 200 times, and then sleep. The first launcher of a job also runs the controller. For each series, the script fits
@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from tests.hosts.contenders import HOSTS, launchers
 from tests.hosts.namespaces import Network, why_not
 
 _IDLE_S = 10.0
+_NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _WORKER = """
 import statistics, time
@@ -76,20 +78,35 @@ def _mean(needs: list[Need]) -> Need | None:
     return Need(*(float(np.mean(column)) for column in zip(*needs))) if needs else None  # type: ignore[arg-type]
 
 
+@contextlib.contextmanager
+def _enough_neighbours(hosts: int) -> Iterator[None]:
+    """Let the kernel keep the addresses of all pairs of hosts in its table, which all network namespaces share."""
+    before = _NEIGHBOURS.read_text()
+    _NEIGHBOURS.write_text(str(max(int(before), 2 * hosts * hosts)))
+    try:
+        yield
+    finally:
+        _NEIGHBOURS.write_text(before)
+
+
 def measure(workers: int, hosts: int) -> Job:
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_enough_neighbours(hosts))
         HOSTS[:] = stack.enter_context(Network(hosts)).hosts
         began = time.monotonic()
         processes = []
         for each in launchers(workers):
-            command = [*each.command, sys.executable, "-c", _WORKER]
+            # 64 launchers and workers that start on two cores can be silent for longer than the default, 10 s.
+            command = [*each.command, "-host-timeout", "2m", sys.executable, "-c", _WORKER]
             processes.append(
                 subprocess.Popen(command, env={**os.environ, **each.environ}, stdout=subprocess.PIPE, text=True)
             )
         try:
             out = processes[0].stdout
             assert out is not None
-            reduced = next(line for line in out if "reduced" in line)
+            reduced = next((line for line in out if "reduced" in line), None)
+            if reduced is None:
+                raise RuntimeError(f"the job of {workers} workers on {hosts} hosts ended before it reduced")
             start_s = time.monotonic() - began
             needs = [Need.of(process.pid) for process in processes]
             time.sleep(_IDLE_S)
@@ -127,7 +144,7 @@ def series(title: str, jobs: list[Job]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.hosts.scale")
     parser.add_argument("--workers", default="1,8,16,32,64", help="on one host")
-    parser.add_argument("--hosts", default="2,4,8,16", help="with one worker each")
+    parser.add_argument("--hosts", default="2,4,8,16,32,64", help="with one worker each")
     args = parser.parse_args()
     if reason := why_not():
         print(reason, file=sys.stderr)

@@ -179,6 +179,18 @@ def test_a_step_costs_and_yields_the_same_with_both_optimizers(tmp_path: Path) -
     assert all(r["verified"] and r["ratio_to"] == "nn.Momentum" for r in records)
 
 
+def test_parts_of_a_step_add_up_to_the_step(tmp_path: Path) -> None:
+    pytest.importorskip("mindspore")
+    words = ["-np", "2", "--rounds", "1", "--samples", "12", "--timeout", "200"]
+    (record,), text = bench("parts", *words, cwd=tmp_path)
+    parts = ("MindSpore", "reduction", "agreement", "callback", "ledger", "data", "waiting")
+    assert sum(record[name] for name in parts) == pytest.approx(1)
+    assert all(record[name] > 0 for name in parts)
+    assert record["ours"] == pytest.approx(sum(record[name] for name in parts[1:5]))
+    assert record["first_step_s"] > record["step_s"]
+    assert "lenet, graph mode, 32 samples a rank, 2 ranks, 1 round: step " in text
+
+
 @pytest.mark.long
 def test_samples_a_second_of_the_optimizers(tmp_path: Path) -> None:
     pytest.importorskip("mindspore")

@@ -9,6 +9,7 @@ from ms_kungfu import membership
 from ms_kungfu.cluster import Cluster, PeerID
 from ms_kungfu.elastic import event_log, program
 from ms_kungfu.membership import Change
+from ms_kungfu.membership.member import EndedSteps
 
 
 @pytest.fixture
@@ -163,3 +164,29 @@ def test_a_change_to_the_same_size_says_what_is_another_one(hosts, workers, reas
     cluster(monkeypatch, size=2, version=1)
     event_log.changed(4, Change(True, False, 2, 2, (), over("ab", ["a:1", "b:1"]), over(hosts, workers)))
     assert lines() == [f"resize: 2 -> 2 workers version=1 step=4 reason={reason}"]
+
+
+def test_step_that_compiled_long_is_logged_and_its_report_says_so(lines, monkeypatch):
+    own, told = membership.current(), []
+    monkeypatch.setattr(own, "spent", {})
+    monkeypatch.setattr(own, "ended_steps", EndedSteps())
+    monkeypatch.setattr(membership, "report", lambda event, **values: told.append((event, values)))
+    now = [0.0]
+
+    def step(number, seconds, compiled_s=0.0):
+        if compiled_s:
+            membership.count_spent("compilation", compiled_s)
+        now[0] += seconds
+        own.ended_steps.ended(number, now[0])
+        event_log.step_ended(number)
+        return lines()
+
+    assert step(1, 9.0, 8.0) == []  # every program's first step compiles
+    assert [step(number, 0.1) for number in (2, 3)] == [[], []]
+    assert step(4, 1.0, 0.8) == []
+    assert step(5, 3.2, 3.0) == ["compiled: step=5 seconds=3.0"]
+    assert step(6, 2.6) == []
+    assert [(event, values["step"], values["reason"]) for event, values in told] == [
+        ("step_delayed", 5, "MindSpore compiled for 3.0 s"),
+        ("step_delayed", 6, ""),
+    ]

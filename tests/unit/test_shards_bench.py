@@ -92,7 +92,7 @@ def test_a_run_with_other_bits_than_one_worker_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [(["--part", "speed"], "no part 'speed'; there are cost, table, straggler, kill, grow, kill-plain, grow-plain"),
-     (["--networks", "vgg"], "no network 'vgg'; there are lenet, resnet, transformer")],
+     (["--networks", "vgg"], "no network 'vgg'; there are lenet, resnet, transformer, resnet50, transformer2")],
 )  # fmt: skip
 def test_bad_input_is_one_sentence(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["shards", *words]) == 2

@@ -352,8 +352,8 @@ const TELLERS = {
   },
   step_delayed(event) {
     return {
-      kind: "stall", step: event.step ?? null, cost_s: event.seconds,
-      text: `Step ${event.step} took ${spell(event.seconds)} longer than usual.`,
+      kind: "stall", step: event.step ?? null, cause: event.reason || null, cost_s: event.seconds,
+      text: `Step ${event.step} took ${spell(event.seconds)} longer than usual${event.reason ? `: ${event.reason}` : ""}.`,
     };
   },
   stall_began(event, { end, delay, heard, isUnknown }, at, isLive) {

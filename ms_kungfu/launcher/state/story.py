@@ -204,8 +204,10 @@ class _Teller:
         """Describe a step that took longer than usual; None if a stall is the cause."""
         if id(event) in self.explained:
             return None
-        text = f"Step {event.step} took {spell(event.seconds)} longer than usual."
-        return Chapter("stall", self.at_s(event), text, step=event.step, cost_s=event.seconds)
+        why = f": {event.reason}" if event.reason else ""
+        text = f"Step {event.step} took {spell(event.seconds)} longer than usual{why}."
+        cause = event.reason or None
+        return Chapter("stall", self.at_s(event), text, step=event.step, cause=cause, cost_s=event.seconds)
 
     def stall(self, event: e.StallBegan, place: int) -> Chapter:
         end, heard, is_known = self._end_of(event, self._later(place))

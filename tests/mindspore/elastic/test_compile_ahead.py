@@ -137,3 +137,17 @@ def test_pynative_mode_compiles_nothing():
 
 def test_network_that_fits_one_size_goes_on():
     assert compiled("10:2,20:5", network=Network(fails=True)) == [16, 7, 11]
+
+
+def test_time_of_a_compilation_is_counted_and_that_of_a_call_is_not():
+    from ms_kungfu.membership import current
+    from ms_kungfu.ops import _executor  # importing it is what counts
+
+    assert _executor.EXECUTOR.compile.__wrapped__
+    cell, spent = ms.nn.Dense(4, 3), []
+    for shape in ((2, 4), (2, 4), (5, 4)):
+        before = current().spent.get("compilation", 0.0)
+        cell(ms.Tensor(np.ones(shape, np.float32)))
+        spent.append(current().spent["compilation"] - before)
+    assert min(spent[0], spent[2]) > 0
+    assert spent[1] == 0

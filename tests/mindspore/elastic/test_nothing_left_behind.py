@@ -30,6 +30,7 @@ ALLOWED = {
     "membership.ended_steps._durations": "how long the last steps took, for kungfu-run status",
     "membership.ended_steps._began": "likewise, when the present step began",
     "membership.ended_steps.last": "likewise, the number of the last step",
+    "process.told.compiled_s": "how long this process had compiled when the last step ended, for its log",
     "dataset.driven.reductions": "how many there were in the last step",
     "elastic.training.changes.steps_here": "counts from the change of the cluster, which sets it to 0 at all",
     "model._current_epoch_num": "tells MindSpore's log where it is",
@@ -38,7 +39,7 @@ ALLOWED = {
 # The same for all that lies below a path.
 ALLOWED_BELOW = {
     "elastic.training.changes.statistics.": "times of this worker's last steps, for the event log",
-    "membership.spent.": "this worker's time in the dataset and in checkpoints, for the event log",
+    "membership.spent.": "this worker's time in the dataset, checkpoints and compilations, for the event log",
 }
 # What a cell keeps of its compilation; every process compiles for itself.
 COMPILATION = {
