@@ -263,9 +263,9 @@ class KungFuElasticCallback(Callback):
         """
         training = self.training
         assert training is not None
-        params = run_context.original_args()
+        params, is_elastic = run_context.original_args(), _trains_elastic_data(run_context)
         self._compile_ahead.after_step(params, training.step)
-        samples = None if _trains_elastic_data(run_context) else batch_rows(params)
+        samples = None if is_elastic else batch_rows(params)
         step, epoch = training.step + 1, training.epoch
         if self._others is not None:
             self._others.step_ends(training.request_stop)
@@ -284,7 +284,7 @@ class KungFuElasticCallback(Callback):
         _tell_steps_of_epoch(params, self._steps)
         # With an ordinary dataset, a joining worker doesn't know at which step the other workers' epoch ends. So the
         # worker stops after step `_last_step`.
-        if training.should_stop or (not _trains_elastic_data(run_context) and training.step >= self._last_step):
+        if training.should_stop or (not is_elastic and training.step >= self._last_step):
             RunContext.request_stop(run_context)
 
     def on_train_epoch_end(self, run_context: Any) -> None:

@@ -75,6 +75,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable
 
+import msgspec
+
 from ms_kungfu import env, runtime
 from ms_kungfu._decoding import decode_object
 from ms_kungfu._files import open_regular, read_regular
@@ -110,7 +112,10 @@ def worker_of(file: str) -> str:
 
 def seal(values: dict[str, Any], before: int = 0) -> tuple[bytes, int]:
     """Return `values` as a line without a newline, and the line's crc. `before` is the crc of the previous line."""
-    text = json.dumps(values, separators=(",", ":")).encode()[:-1]
+    try:
+        text = msgspec.json.encode(values)[:-1]
+    except (OverflowError, UnicodeEncodeError):  # json, which is slower, also writes a seed of more than 64 bits
+        text = json.dumps(values, separators=(",", ":")).encode()[:-1]
     crc = zlib.crc32(text, before)
     return text + b',"crc":"%08x"}' % crc, crc
 
@@ -159,6 +164,7 @@ class Ledger:
         self._told: dict[str, Any] = {}  # optional entries of the header
         self._fingerprints = fingerprints
         self._file: Any = None
+        self._job = ""  # unknown until the first line, because a standby doesn't know it when it starts
         self._whole = 0  # number of bytes in complete lines
         self._synced = False  # whether the folder, with the file's name in it, is synced
         self._crc = 0
@@ -202,8 +208,8 @@ class Ledger:
             if self._errors == "raise":
                 raise self._error
             return
-        # Read the job's ID only now, because a standby doesn't know the ID when it starts.
-        values = {"job": job(), "time": round(time.time(), 3), "data": self._data, **values}
+        self._job = self._job or job()
+        values = {"job": self._job, "time": round(time.time(), 3), "data": self._data, **values}
         try:
             if self._file is None:
                 self._file = self._create()

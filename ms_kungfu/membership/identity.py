@@ -33,7 +33,7 @@ def lost_ranks() -> list[int]:
     """Return the failed ranks of the current cluster version; the next version excludes them."""
     core = current().core
     living, ranks = core.living(), int(core.size())
-    return sorted(set(range(ranks)).difference(living))
+    return [] if len(living) == ranks else sorted(set(range(ranks)).difference(living))
 
 
 def speaks_for_all() -> bool:

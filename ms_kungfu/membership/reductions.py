@@ -17,9 +17,10 @@ class Outcomes:
         self.of_nobody = Reductions(self)  # for callers that don't have their own `Reductions`
 
     def look(self) -> None:
-        gradient, latest, commits, first, last = self.core.take_reductions()
-        for each in self.owners:
-            each.add(gradient, latest, commits, first, last)
+        taken = self.core.take_reductions()
+        if any(taken):
+            for each in self.owners:
+                each.add(*taken)
 
     def end_version(self, version: int) -> None:
         """Save the participants in the last reductions of a cluster version that has ended."""

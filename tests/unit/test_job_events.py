@@ -666,7 +666,7 @@ def test_stall_of_the_rank_that_reports_the_step_is_not_contradicted():
     assert awaited.cost_s == 2.06
 
 
-def test_cause_of_a_long_step_is_told():
+def test_cause_of_a_long_step_is_part_of_its_sentence():
     delayed = e.StepDelayed(step=9, seconds=3.5, reason="it compiled")
     alone, caused = story_of([e.StepDelayed(step=7, seconds=2.5), delayed])
     assert (alone.text, alone.cause) == ("Step 7 took 2.5 s longer than usual.", None)

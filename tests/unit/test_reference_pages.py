@@ -374,7 +374,7 @@ def test_missing_line_of_a_reference_page_is_found(tmp_path, monkeypatch):
         ("flags.md", "| `-ttl TIME` | never |", "10m", "kungfu-config-server"),
         ("flags.md", "| `-for S` | 120 |", "60", "python -m ms_kungfu.chaos -- program"),
         ("flags.md", "| `--batch BATCH` | 32 |", "64", "python -m benchmarks COMMAND"),
-        ("flags.md", "`step` 1; `shards` 2,4 |", "2; `step` 1", "python -m benchmarks COMMAND"),
+        ("flags.md", "`step` 1; `parts` 1,2; `shards` 2,4 |", "2; `step` 1", "python -m benchmarks COMMAND"),
         ("flags.md", "| `--rounds ROUNDS` | 5; `resize` 3 |", "5", "python -m benchmarks COMMAND"),
         ("flags.md", "| `-recover HOW` | `shrink` with `-w`, else `fail` |", "`fail`", "recover"),
         ("flags.md", "| `-strategy NAME` | `AUTO` |", "`RING`", "kungfu-run"),
