@@ -1,4 +1,4 @@
-"""A job under kungfu-run that is watched while it trains, by its workers' files in a folder."""
+"""Watch a job under kungfu-run by reading files that its workers write."""
 
 from __future__ import annotations
 
@@ -27,10 +27,17 @@ T = TypeVar("T")
 
 
 class Job:
-    """A job of a worker program with a `Recorder` (benchmarks.pauses_worker), and its files so far."""
+    """A running job whose workers write files with a `Recorder`.
+
+    See benchmarks.pauses_worker. The methods read what the workers have written so far.
+    """
 
     def __init__(self, bench: str, folder: Path, process: subprocess.Popen[bytes], timeout: float) -> None:
-        """`process`: the launcher, which writes its log and all output to `folder`. `timeout`: for all, in seconds."""
+        """Watch a job that has been started.
+
+        `process`: the launcher, which writes its log and all output to `folder`. `timeout`: the time limit of the whole
+        job in seconds.
+        """
         self.folder, self.process = folder, process
         self._bench = bench
         self._deadline = time.monotonic() + timeout
@@ -45,7 +52,10 @@ class Job:
         return []
 
     def _await(self, look: Callable[[], T | None], what: str) -> T:
-        """Return what `look` finds. GroupError, which names `what` it waits for, if the job ends or takes long."""
+        """Call `look` until it returns a result, and return this result.
+
+        Raise GroupError with the text `what` if the job ends first, or if a time limit passes.
+        """
         limit = min(self._deadline, time.monotonic() + _LIMIT_S)
         while time.monotonic() < limit and self.process.poll() is None:
             found = look()
@@ -69,7 +79,10 @@ class Job:
         return self._await(look, f"no whole cluster of {size} workers")
 
     def await_steps(self, pids: Sequence[int], count: int) -> None:
-        """Wait until each of these processes has done as many steps: its first ones compile, and touch new memory."""
+        """Wait until each of these processes has done `count` steps.
+
+        The first steps take longer, because they compile and touch new memory.
+        """
 
         def look() -> bool | None:
             done = dict(read_steps(self.folder))
@@ -84,7 +97,10 @@ class Job:
         return [datetime.strptime(each, "%Y-%m-%d %H:%M:%S,%f").timestamp() - self._clock_began for each in times]
 
     def resized(self, size: int, version: int) -> tuple[int, list[int]]:
-        """Write `size` to the cluster store, and wait for the cluster after `version` that follows."""
+        """Write `size` to the cluster store, and wait for the resized cluster.
+
+        The wait ends when a version after `version` has all of its `size` members.
+        """
         # The environment that the launcher has given its workers.
         environ = Path(f"/proc/{self.lines()[-1]['pid']}/environ").read_text().split("\0")
         told = dict(entry.partition("=")[::2] for entry in environ)
@@ -92,7 +108,7 @@ class Job:
         return self.whole(size, version)
 
     def take_turn(self, number: int) -> None:
-        """Let the workers do one turn, if they work in turns, and wait for the end of it."""
+        """Let the workers do turn `number`, and wait for its end."""
         own = self.folder / "turn.new"
         own.write_text(str(number))
         own.rename(self.folder / "turn")
@@ -129,7 +145,8 @@ def parsed(text: bytes) -> list[Any]:
 def running_job(bench: str, size: int, worker: Sequence[str], flags: Sequence[str], timeout: float) -> Iterator[Job]:
     """Run a job of `size` workers of the module and arguments `worker`, and end it with the block.
 
-    ``{folder}`` in these is where they leave their files. `timeout`: for all of it, in seconds.
+    ``{folder}`` in the arguments is replaced by the folder into which the workers write their files. `timeout`: the
+    time limit of the whole job in seconds.
     """
     with tempfile.TemporaryDirectory(prefix="kungfu-bench-") as name:
         folder = Path(name)

@@ -231,7 +231,7 @@ def straggler(options: argparse.Namespace, out: report.Report) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """One job, by the workers that were there from its second epoch to its end."""
+    """Values of the workers that ran from a job's second epoch to its end."""
 
     median_ms: float
     longest_ms: float
@@ -253,9 +253,15 @@ class Run:
 def summary(
     steps: Mapping[int, Sequence[Row]], lines: Sequence[Mapping[str, Any]], stayed: Sequence[int], epoch: int
 ) -> Run:
-    """Summarise a job's rows (step, begin, ..., end in seconds) and lines by process, at the workers that stayed.
+    """Summarise the records of the workers that stayed until the job ended.
 
-    ValueError if they aren't complete.
+    Raise ValueError if the records aren't complete.
+
+    Args:
+        steps: for each process, its rows: step, begin, ..., end in seconds.
+        lines: the lines that all processes wrote.
+        stayed: the processes of the workers that stayed.
+        epoch: the number of steps in an epoch; the summary leaves out the first epoch.
     """
     rows = [row for pid in stayed for row in steps[pid] if row[0] > epoch]
     ends = {pid: [line for line in lines if line["pid"] == pid and "digest" in line] for pid in stayed}

@@ -35,7 +35,8 @@ WANTED = re.compile(
 )
 CUDA_HEADERS = re.compile(r"nvidia/\w+/include/.+[^/]")
 EXCLUDED = "libmindspore_*"
-# The version of the installed MindSpore, how many CUDA packages with headers CMake finds next to it, and its path.
+# A program that prints MindSpore's version, the number of CUDA packages whose headers CMake finds next to MindSpore,
+# and MindSpore's path.
 INSTALLED = """
 import glob, sysconfig
 from importlib.metadata import distribution

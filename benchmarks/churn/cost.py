@@ -56,7 +56,11 @@ def ratios(rates: Mapping[str, Sequence[float]], base: str = BASE) -> dict[str, 
 
 
 def markdown(found: Mapping[tuple[str, int], Mapping[str, Sequence[float]]]) -> str:
-    """Return a table of samples a second and ratios, by workload and workers."""
+    """Return a Markdown table of the variants' rates and relative step times.
+
+    Each key of `found`, a workload and a number of workers, has a column. Each variant has a row. A cell contains the
+    median rate in samples per second, and how many times as long a step takes as a step of `BASE` (`ratios`).
+    """
     lines = ["| | " + " | ".join(f"{workload}, {n} worker{'s' if n > 1 else ''}" for workload, n in found) + " |"]
     lines.append("|---" * (len(found) + 1) + "|")
     for variant in VARIANTS:

@@ -87,7 +87,10 @@ class CollectiveContender(Contender):
 
     @abstractmethod
     def loop(self, work: Workload) -> Loop:
-        """Return what times the calls. After it the outputs of the sets that were used hold results."""
+        """Return a function that makes the calls and measures their times.
+
+        After it has run, the outputs of each buffer set that it used contain results.
+        """
 
     def measure(self, task: Task) -> dict[str, Any]:
         work = Workload(task, self.rank, self.size)

@@ -4,8 +4,8 @@ The rules are as follows. docs/elastic-training.md shows them as a table.
 
 - Only the lowest living rank writes the files of MindSpore's own callbacks (:data:`WRITERS`). If that rank fails or
   leaves, the next rank continues from the same state.
-- A file of an earlier run is loaded before the state transfer, which sends the content to all workers, because perhaps
-  only one worker has the file.
+- A file of an earlier run is loaded before the state transfer. The state transfer then sends the content to all
+  workers, because perhaps only one worker has the file.
 - All other callbacks run on every worker. `EarlyStopping` and `ReduceLROnPlateau` make a decision at the end of an
   epoch. They get the same numbers on each worker (`ms_kungfu.callbacks.evaluation`,
   `ms_kungfu.callbacks.epoch_outputs`).
@@ -182,9 +182,10 @@ class Others:
         replace_attribute(self._hooked, callback, hook, wrapper(callback, getattr(callback, hook)))
 
     def _then_restore(self, key: str) -> Callable[[Any, Hook], Hook]:
-        """Wrap `on_train_begin` of a callback, so that the received state is restored after it.
+        """Make a callback's `on_train_begin` end by restoring the received state.
 
-        For callbacks that follow the elastic callback, `on_train_begin` runs later and would reset the received state.
+        A callback that follows the elastic callback runs `on_train_begin` after this worker has received the state.
+        Without the wrapper, `on_train_begin` would reset this state.
         """
 
         def wrapper(callback: Any, begin: Hook) -> Hook:

@@ -58,7 +58,7 @@ class EtcdMembers:
         return tuple(host for host, _ in self._members)
 
     def _ask(self, path: str, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request to one member after another. Return the first answer."""
+        """Send a request to one member after another. Return the first response."""
         deadline = run_time() + self._timeout_s
         trouble = ""
         for left in range(len(self._members), 0, -1):
@@ -115,7 +115,7 @@ class EtcdMembers:
         return text
 
     def _say(self, turn: int, path: str, message: Mapping[str, Any], timeout_s: float) -> tuple[int, dict[str, Any]]:
-        """Send a request to one member. Return the gRPC code and the answer.
+        """Send a request to one member. Return the gRPC code and the response.
 
         Raises:
             _AwayError: the member can't answer, but another member might.
@@ -251,7 +251,10 @@ def encoded(text: str) -> str:
 
 
 def number(fields: Any, name: str) -> int:
-    """Return an integer field of an answer. The gateway writes 64-bit integers as text, and omits zeros."""
+    """Return an integer field of a response.
+
+    The gateway writes 64-bit integers as text, and omits zeros.
+    """
     try:
         return int((fields or {}).get(name, 0))
     except (AttributeError, TypeError, ValueError):

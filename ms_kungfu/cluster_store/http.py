@@ -147,7 +147,7 @@ def _text_of_error(error: Exception) -> str:
 
 
 def _text_of(body: bytes) -> str:
-    """Return the error message in the body of an answer."""
+    """Return the error message in the body of a response."""
     try:
         return printable(str(decode_object(body, MAX_ANSWER_BYTES)["error"]))
     except (MalformedError, KeyError):

@@ -100,7 +100,8 @@ def next_cluster(document: object, writer: str, held: Cluster | None, last_versi
     elif held is not None and wanted.version != last_version + 1:
         raise StaleVersionError(
             f"Version {wanted.version} is not the next version: the present version is {last_version}; "
-            f"read it and send version {last_version + 1}, or omit Version to overwrite any version"
+            f"read the present cluster and send the new one with Version {last_version + 1}, or omit Version to "
+            "overwrite any version"
         )
     if "Runners" not in document and held is not None:
         wanted = replace(wanted, runners=held.runners)

@@ -43,7 +43,7 @@ class Pipeline:
     total: int
     """Number of samples in all shards."""
     chosen: list[int] | None = None
-    """The numbers of the samples; None if they are the first `total` samples."""
+    """The samples' indices in the dataset; None if these are the first `total` indices."""
     drawn_from: int | Drawing | None = None
     """How the samples of an epoch are drawn; None if each epoch contains each sample once.
 
@@ -271,7 +271,10 @@ def batched(pipeline: ds.Dataset, size: Sizes) -> ds.Dataset:
 
 
 def keeps_rows(pipeline: ds.Dataset) -> bool:
-    """Return whether each batch is known to have one row per sample, because no function is mapped over batches."""
+    """Return whether each batch is guaranteed to have one row per sample.
+
+    This is the case if no function is mapped over batches, because such a function may change the number of rows.
+    """
     node = _batch_of(pipeline)
     while node is not None and pipeline is not node and not isinstance(pipeline, MapDataset):
         pipeline = pipeline.children[0]

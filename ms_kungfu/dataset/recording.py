@@ -64,7 +64,7 @@ class Recording:
             self._delivered.append(share)
 
     def forget(self) -> None:
-        """Discard the delivered shares, because they weren't trained."""
+        """Discard the delivered shares; no committed step has used them."""
         self._delivered = []
 
     def commit(self, epoch: int, steps: Sequence[Step], rank: int, common: dict[str, Any], by_shards: bool) -> None:

@@ -46,7 +46,7 @@ class Source:
 
     Args:
         given: the pipeline or the function.
-        chosen: if not None, the numbers of the pipeline's samples in its dataset.
+        chosen: the dataset indices of the pipeline's samples; None if sample i has index i.
         key_column: as in `ElasticDataset`.
     """
 

@@ -124,7 +124,10 @@ class Carried:
         return runtime.current_cluster_size()
 
     def consistency(self) -> ConsistencyCheck:
-        """Return a consistency check of the state that must be equal on all workers."""
+        """Return an object that checks whether the workers' states are equal.
+
+        It checks only the state that must be equal on all workers.
+        """
         now = self._training.training_state
         different = [*now.averaged, *now.statistics]
         # With shards, every Parameter must be equal on all workers, because any worker may compute any shard.

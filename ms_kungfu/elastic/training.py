@@ -265,8 +265,9 @@ class ElasticTraining:
     def agree_on_stop(self) -> bool:
         """Return whether a requested stop takes effect at the end of this epoch.
 
-        The method is collective. Directly after a change of the cluster, workers that have joined may
-        not be at the end of this epoch. The workers then agree at the end of the next step instead.
+        The method is collective. Directly after a change of the cluster, joining workers might not
+        have reached the end of this epoch. The workers then agree at the end of the next step
+        instead.
         """
         if not self.asynchronous and not self.should_stop:
             self.changes.agree_on_stop()

@@ -102,8 +102,8 @@ def of_host(
 ) -> CpuIsa | None:
     """Return the widest vector instructions that the workers on this host should use.
 
-    Return None if oneDNN has no choice on this host's processor. The first call may take `convolution.LIMIT_S` or
-    longer.
+    Return None if the processor supports none of the levels in `_cpu_isa`. The first call may take
+    `convolution.LIMIT_S` or longer.
 
     Args:
         wanted: `AUTO`, `NATIVE` or one of `_cpu_isa.names()`. A variable that the user has set takes precedence.

@@ -328,7 +328,8 @@ def _settle_config_server(flags: Namespace) -> None:
     if flags.builtin_port is not None:
         if flags.builtin_port == 0:
             raise UsageError(
-                "-builtin-config-port 0 chooses any port, but several hosts have to know it; give a number"
+                "-builtin-config-port 0 means any free port, but all hosts must know the port in advance; give a "
+                "fixed port, e.g. 9100"
             )
         if not hosts.is_head:
             flags.builtin_port = None

@@ -32,10 +32,11 @@ class Outcomes:
 
 
 class Reductions:
-    """The outcomes of the reductions in one cluster version since the object's owner last took them.
+    """Collect the outcomes of a cluster version's reductions for one owner.
 
-    Training and each dataset have an object of their own. So if one owner takes the outcomes, the others still get
-    them.
+    The owner is the training or a dataset. It takes the outcomes with `take_participants` or `take_commits`, which
+    cover the reductions since the last call. Each owner has its own object. So if one owner takes its outcomes, the
+    other owners' objects still contain theirs.
     """
 
     def __init__(self, outcomes: Outcomes) -> None:

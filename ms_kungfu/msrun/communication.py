@@ -46,7 +46,10 @@ def get_rank(group: str | None = None) -> int:
 
 
 def get_group_size(group: str | None = None) -> int:
-    """Return V, the number of virtual ranks, at any cluster size; 1 if the program hasn't called `init`."""
+    """Return V, the number of virtual ranks, or 1 before the call of `init`.
+
+    V doesn't depend on the number of workers.
+    """
     check_group(group)
     return world.size() if world.begun() else 1
 

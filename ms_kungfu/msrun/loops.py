@@ -259,8 +259,8 @@ class Loop:
         if self._in_pass and updates != self._updates and _training is None:
             raise refused(
                 "a training loop in a program that uses Model.train",
-                "with Model.train, the workers partition only its dataset, and each loop counts as an "
-                "evaluation; use either Model.train or a loop for training",
+                "the workers partition only the dataset of Model.train, and any other loop over a dataset is "
+                "treated as an evaluation; use either Model.train or a loop for training",
             )
         if self._in_pass and updates != self._updates:
             raise refused(

@@ -50,7 +50,7 @@ def _check_place(name: str) -> None:
     if not world.begun():
         raise RuntimeError(f"call init() of mindspore.communication before {name}")
     if ms.get_context("device_target") != "CPU":
-        raise refused(f"{name} on a device", "operations of a virtual world are supported on CPUs only")
+        raise refused(f"{name} on a device", "this operation runs only on CPUs")
 
 
 class AllReduce(Collective):

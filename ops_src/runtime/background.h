@@ -55,8 +55,8 @@ class Background {
   Background& operator=(const Background&) = delete;
 
   // Starts an all-reduce (no other operation is supported), and returns its ticket for `Wait`. In a
-  // cluster of one rank, writes the outputs and returns 0. In a larger cluster, doesn't use the
-  // outputs. Throws Error.
+  // cluster of one rank, writes the outputs and returns 0. In a larger cluster, doesn't write the
+  // outputs: `Wait` writes them. Throws Error.
   uint64_t Start(std::shared_ptr<Communicator> communicator, const Operation& operation);
   // Waits until all these operations have ended and their results are in the given outputs. If an
   // operation failed, throws the error of the first one. A ticket is valid for one call. The

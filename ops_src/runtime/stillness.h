@@ -1,4 +1,4 @@
-// Detects whether this process stands still, that is, whether all its threads sleep.
+// Detects whether this process is idle, that is, whether all its threads sleep.
 #ifndef KUNGFU_RUNTIME_STILLNESS_H_
 #define KUNGFU_RUNTIME_STILLNESS_H_
 
@@ -12,16 +12,16 @@
 namespace kungfu {
 
 // Reads the threads' states from /proc. If a state can't be read, the process doesn't count as
-// standing still. Not thread-safe.
+// idle. Not thread-safe.
 class Stillness {
  public:
   explicit Stillness(std::string tasks = "/proc/self/task") : tasks_(std::move(tasks)) {}
 
-  // Returns true if the process stands still: no thread is running now, and the threads have used
-  // at most kMostUsed of a core since the last call. Call it at short intervals. The function
-  // ignores the calling thread and the threads in `waiting`, which wake up regularly. If the main
-  // thread isn't in `waiting`, `main_waits` must be true, and the main thread must not have run
-  // since the last call.
+  // Returns true if the process is idle: no thread is running now, and the threads have used at
+  // most kMostUsed of a core since the last call. Call it at short intervals. The function ignores
+  // the calling thread and the threads in `waiting`, which wake up regularly. If the main thread
+  // isn't in `waiting`, `main_waits` must be true, and the main thread must not have run since the
+  // last call.
   bool Look(const std::vector<pid_t>& waiting, bool main_waits);
 
  private:

@@ -113,7 +113,7 @@ class ModelView {
 size_t PaddedBytes(const kf_blob* blobs, size_t num_blobs);
 uint64_t TotalBytes(const kf_blob* blobs, size_t num_blobs);
 
-// Access to the models of a worker on this host, which may be this worker itself.
+// Access to the models of a worker on this host. The worker may be the calling process itself.
 class StoreView final : public ModelView {
  public:
   // The caller still owns the descriptor. Throws InternalError if the descriptor doesn't refer to a

@@ -1,4 +1,4 @@
-// Operations under many names: order, concurrency, the table of names.
+// Operations under many names: order, concurrency, the channel table.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mman.h>

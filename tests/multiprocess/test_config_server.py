@@ -95,7 +95,7 @@ def test_a_stale_write_is_a_409_and_changes_nothing(server):
     assert one.write("PUT", {**workers(2), "Version": 1})[0] == 200
     status, answer = one.write("PUT", {**workers(3), "Version": 1})
     assert status == 409
-    assert "send version 2" in answer["error"]
+    assert "send the new one with Version 2" in answer["error"]
     assert one.request("GET")[1]["Workers"] == workers(2)["Workers"]
 
 

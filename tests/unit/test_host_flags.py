@@ -260,7 +260,7 @@ def test_without_w_several_hosts_need_no_config_server():
     [
         (["-w"], "give -builtin-config-port 9100 on each host; host 10.0.0.1 then runs the server"),
         (["-w", "-builtin-config-port", "0"], "several hosts have to know the port"),
-        (["-w", "-config-server", "http://10.0.0.1:9100/config", "-builtin-config-port", "0"], "give a number"),
+        (["-w", "-config-server", "http://10.0.0.1:9100/config", "-builtin-config-port", "0"], "give a fixed port"),
         (["-w", "-config-server", "http://127.0.0.1:9100/config"], "is a different server on each host"),
         (["-w", "-config-server", "http://localhost:9100/config"], "is a different server on each host"),
         (["-w", "-config-server", "http://[::1]:9100/config"], "is a different server on each host"),

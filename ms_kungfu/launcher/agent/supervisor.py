@@ -65,7 +65,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Supervisor:
-    """The supervisor as the launcher uses it, through a socket. Used from one thread."""
+    """The launcher's proxy for the supervisor process.
+
+    It communicates with the supervisor through a socket. Only one thread may use it.
+    """
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
         self._pid = pid

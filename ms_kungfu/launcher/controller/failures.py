@@ -179,7 +179,11 @@ class WorkerFailures:
         self.job.revisions.write()
 
     def end_pause_if_filled(self) -> None:
-        """End the pause early if a newer cluster has filled the slots whose processes couldn't be started."""
+        """End the pause early if no slot waits for its end any more.
+
+        A slot waits if its process couldn't be started. The wait ends early if another writer requests a newer cluster
+        version.
+        """
         if self._pause is not None and not self.job.coordinator.pausing:
             self._pause.cancel()
             self._pause = None

@@ -108,7 +108,10 @@ class RemoteHosts:
                     break
 
     async def checkpoint(self, number: int) -> None:
-        """Make each worker that uses checkpoints write one, on all hosts. Return when all of them are written."""
+        """On all hosts, make each worker that uses checkpoints write one.
+
+        Return when all of these checkpoints are written.
+        """
         agents = self.reachability.living()
         for agent in agents:
             agent.send(m.Checkpoint(number))

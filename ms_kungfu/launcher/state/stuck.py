@@ -107,7 +107,7 @@ def waits_between_hosts(
 
 
 class StuckWatch(Generic[K]):
-    """Report the processes that every check during `sure_s` seconds has found stuck."""
+    """Report processes that were stuck in each check for `sure_s` seconds."""
 
     def __init__(self, sure_s: float) -> None:
         self._sure_s = sure_s

@@ -64,11 +64,12 @@ class ClusterVersions(Struct):
     process must not get the slot of the new process.
 
     1. The newest version is the desired version. A version between the committed and the newest version is kept only if
-       it leads to the newest version (`_leads_to`). If it doesn't, it is *superseded*. No member is notified of a
-       superseded version. Processes that only a superseded version needs are excluded. A member that has agreed on a
-       superseded version stays in its current version. A version isn't superseded while its commit is being written to
-       the leader snapshot (`committing`): the next controller may find the commit there, and then the hosts need the
-       version's shared memory. (`test_cluster_versions.py`.)
+       the members can adopt it first and the newest version later, without undoing a change (`_leads_to`). Otherwise it
+       is *superseded*. No member is notified of a superseded version. Processes that only a superseded version needs
+       are excluded. A member that has agreed on a superseded version stays in its current version. A version isn't
+       superseded while its commit is being written to the leader snapshot (`committing` is then its number). If this
+       controller fails, the next controller may find the commit in the snapshot. The hosts then need the version's
+       shared memory. (`test_cluster_versions.py`.)
 
     2. A superseded version stays superseded, and all members of the committed version have agreed on the same version.
        So all members get the same answer: either a member has already adopted the agreed version and all other members

@@ -120,7 +120,8 @@ class Registration(Part):
     `flags`: the flags that must have the same values on all hosts, as text. `version`: the version of ms_kungfu.
     `mindspore`: the version of MindSpore, or "" if it isn't installed. `cores`: the cores that the job may use on the
     host. `taken`: the cores on which the user's other jobs run. `logdir`: the bytes of the path in base 64. `cpu_isa`:
-    null if oneDNN has no levels of vector instructions on the host's architecture.
+    the vector instructions that oneDNN may use on the host; null if the host's processor supports none of the levels
+    that ONEDNN_MAX_CPU_ISA accepts.
     """
 
     host: Word
@@ -358,7 +359,10 @@ class CoresFixed(Message):
 
 
 class Noted(Message):
-    """The broker has read the worker's message, which needs no other answer."""
+    """The broker has read the worker's message.
+
+    The broker sends this acknowledgement if the message needs no other answer.
+    """
 
 
 class Store(Message):
@@ -689,8 +693,8 @@ class Started(Message):
 class Exited(Message):
     """A process has exited.
 
-    `code`: the exit code, or the negative number of the signal that killed the process. `error`: why the process never
-    ran, or "" if it ran. `gave_up`: see `looked`.
+    `code`: the exit code, or -n if signal n killed the process. `error`: why the process never ran, or "" if it ran.
+    `gave_up`: see `looked`.
     """
 
     key: Count

@@ -34,8 +34,8 @@ class Deadline {
   }
   void CountFrom(Clock::time_point now) { counts_from_ = waited_.Look(now); }
   // Excludes the time since the last reading of the clock. Unlike `CountFrom`, this function keeps
-  // the time that was counted before. So a deadline passes even if short periods are excluded
-  // repeatedly.
+  // the time that was counted before. So the deadline can't be postponed forever by repeatedly
+  // excluding short periods.
   void LeaveOut(Clock::time_point now) {
     const Clock::duration before = waited_.ran();
     counts_from_ += waited_.Look(now) - before;

@@ -16,8 +16,8 @@
 namespace kungfu::host {
 namespace {
 
-// Reports that are older than this are ignored. A process that stands still renews its report with
-// every call of Look.
+// Reports that are older than this are ignored. An idle process renews its report with every call
+// of Look.
 constexpr uint64_t kFreshNs = 1'000'000'000;
 
 uint64_t NowNs() {

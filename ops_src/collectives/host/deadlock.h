@@ -6,26 +6,26 @@
 // continue, the process closes the communicator with a mismatch error. The following invariants
 // ensure that this error never occurs while ranks are only slow:
 //
-// 1. *Standing still*. A process stands still if two conditions hold. First, each of its threads
-// either waits in an operation (class Wait) or sleeps in the kernel. Second, the program's main
-// thread waits in an operation, or in a call to MindSpore that waits for kernels. The caller of
-// Look checks the conditions (runtime/stillness.h, ms_kungfu/membership/deadlocks.py). A thread
-// isn't sleeping if it waits for a core, is in a page fault, or is stopped or traced. A process
-// never stands still if the user's program has started threads in it, because these threads may
-// become active at any time. A process that computes on a device never stands still either, because
-// this class can't see that work.
+// 1. *Idle processes*. A process is idle if two conditions hold. First, each of its threads either
+// waits in an operation (class Wait) or sleeps in the kernel. Second, the program's main thread
+// waits in an operation, or in a call to MindSpore that waits for kernels. The caller of Look
+// checks the conditions (runtime/stillness.h, ms_kungfu/membership/deadlocks.py). A thread isn't
+// sleeping if it waits for a core, is in a page fault, or is stopped or traced. A process is never
+// idle if the user's program has started threads in it, because these threads may become active at
+// any time. A process that computes on a device is never idle either, because this class can't see
+// that work.
 // Test: Deadlock.IsNotFoundInProgramsOfOneOrder
 //
-// 2. A report states that its process stood still in at least kLooks consecutive calls of Look,
-// from time `since` to time `now`. In all these calls, the process had the same waits, knew the
-// same failures, and had ended no further operation. So the process stood still during the whole
-// time, except for changes that Look can't detect.
+// 2. A report states that its process was idle in at least kLooks consecutive calls of Look, from
+// time `since` to time `now`. In all these calls, the process had the same waits, knew the same
+// failures, and had ended no further operation. So the process was idle during the whole time,
+// except for changes that Look can't detect.
 // Test: Deadlock.IsNotFoundInProgramsOfOneOrder
 //
 // 3. A process concludes that there is a deadlock only after it has read a report of each running
 // rank. Each of these reports contains the number of failures that this process knows. The latest
-// `since` isn't later than the earliest `now`. So there was a moment T at which all processes stood
-// still.
+// `since` isn't later than the earliest `now`. So there was a moment T at which all processes were
+// idle.
 // Test: Deadlock.IsNotConcludedWithoutARankUntilItHasFailed
 //
 // 4. A rank *posts* when it begins an operation. The destructor of Wait withdraws the process's

@@ -37,7 +37,7 @@ struct Range {
 };
 
 // The cost of an all-reduce: the number of consecutive messages, and the number of bytes that go
-// through one host's cable (a leaf's cable, if the algorithm uses trees).
+// through one host's network interface (that of a leaf, if the algorithm uses trees).
 struct Cost {
   uint64_t steps, bytes;
 };

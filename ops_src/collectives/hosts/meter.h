@@ -20,7 +20,7 @@ namespace kungfu::hosts {
 //
 // The time per step is measured with small all-reduces that ran alone. The time per byte is
 // measured over a period between two moments at which no all-reduce is running, because concurrent
-// all-reduces share the cable.
+// all-reduces share the network interface.
 //
 // Each of these times is the median of the latest measurements. The reported value changes only if
 // the median differs from it by more than a factor of 1.5. A new value may change the algorithm of

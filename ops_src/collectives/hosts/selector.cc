@@ -49,7 +49,7 @@ Figures WorstOf(const std::vector<Figures>& of_hosts) {
   return worst;
 }
 
-// Returns the time per byte through this host's cable, in picoseconds.
+// Returns the time per byte through this host's network interface, in picoseconds.
 uint64_t CableByte(const Figures& host) { return std::min<uint64_t>(1'000'000'000 / host.cable, kMostFigure); }
 
 using Selected = std::unique_ptr<const Algorithm>;

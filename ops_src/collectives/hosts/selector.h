@@ -30,9 +30,9 @@ Strategy StrategyNamed(const std::string& name);
 // there is no measurement yet.
 struct Figures {
   uint32_t step_ns = 0;  // time that a host waits for a message
-  uint32_t byte_ps = 0;  // time per byte of an operation, through the slowest cable of all hosts
-  // The measured rate of the host's own cable, in bytes per millisecond. If `is_all` is set, this
-  // rate is the limit of the network. Otherwise it is a lower bound of the limit.
+  uint32_t byte_ps = 0;  // time per byte of an operation, through the slowest network interface of all hosts
+  // The measured rate of the host's own network interface, in bytes per millisecond. If `is_all` is
+  // set, this rate is the limit of the network. Otherwise it is a lower bound of the limit.
   uint32_t cable = 0;
   uint32_t is_all = 0;
 };
@@ -40,15 +40,15 @@ struct Figures {
 // Selects the algorithm for an all-reduce of `bytes` bytes between hosts with the measurements
 // `of_hosts`. AUTO selects the cheapest algorithm in an alpha-beta model with the worst figures of
 // all hosts. `beside` is the number of all-reduces that run at the same time. These all-reduces
-// share the cables, but their waits for messages overlap. If the selected algorithm doesn't accept
-// this size, returns Doubling.
+// share the network interfaces, but their waits for messages overlap. If the selected algorithm
+// doesn't accept this size, returns Doubling.
 //
 // - Doubling sends all bytes in each step, and reduces between the steps. Ring has more steps with
 //   fewer bytes.
-// - The slowest cable limits Ring, because this cable must carry 2 (n-1)/n of the bytes. A binary
-//   tree can have the hosts with slow cables as its leaves, so that a slow cable carries all bytes
-//   once up and once down. The tree is faster if there are at least three hosts and the other
-//   cables are three times as fast.
+// - The slowest network interface limits Ring, because this interface must carry 2 (n-1)/n of the
+//   bytes. A binary tree can have the hosts with slow interfaces as its leaves, so that a slow
+//   interface carries all bytes once up and once down. The tree is faster if there are at least
+//   three hosts and the other interfaces are three times as fast.
 //
 // The computation uses whole numbers, so hosts with different compilers and processors select the
 // same algorithm.

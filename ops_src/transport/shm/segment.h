@@ -45,7 +45,7 @@ struct alignas(kLine) WaitReport {
   };
 
   std::atomic<uint64_t> version;           // odd while the other fields are being written
-  std::atomic<uint64_t> since_ns, now_ns;  // the process stood still between these two times (monotonic clock)
+  std::atomic<uint64_t> since_ns, now_ns;  // the process was idle between these two times (monotonic clock)
   std::atomic<uint64_t> num_failed;        // number of failures that the process knew
   std::atomic<uint64_t> num_waits;         // 0 if there is no report
   Wait waits[kMostWaits];

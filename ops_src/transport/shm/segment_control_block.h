@@ -67,7 +67,7 @@ class SegmentControlBlock final : public ControlBlock {
   };
   std::optional<Progress> ProgressOf(uint32_t rank) const;
   // What a rank is doing, for display: its last activity, the time since this activity began, and
-  // the operations in which the rank's process has stood still for a long time (WaitReport). Valid
+  // the operations in which the rank's process has been idle for a long time (WaitReport). Valid
   // only on the rank's host. The words aren't read atomically.
   struct Activity {
     uint32_t activity;
