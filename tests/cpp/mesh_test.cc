@@ -8,9 +8,12 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <numeric>
 #include <random>
+#include <string>
 #include <thread>
 
 #include "base/interrupt.h"
@@ -107,8 +110,8 @@ TEST(Mesh, MessagesOfManyThreadsMeetInAnyOrder) {
 
 // ---- which thread serves the connections
 
-// With such a slice, a lost wake-up costs 30 s.
-constexpr tcp::MeshOptions kOnlyWakeUps{60s, 30s};
+// With such intervals, a lost wake-up of a waiting thread or of the I/O thread costs 30 s.
+constexpr tcp::MeshOptions kOnlyWakeUps{60s, 30s, 30s, 30s};
 
 // Fails if `body` takes as long as a slice of kOnlyWakeUps.
 void ExpectNoLostWakeUp(const std::function<void()>& body) {
@@ -141,6 +144,61 @@ TEST(Mesh, WaitingThreadServesTheMessagesOfOthers) {
     driver.join();
   });
   EXPECT_EQ(late, 'l');
+}
+
+// Returns how often the meshes' I/O threads have slept.
+uint64_t SleepsOfIoThreads() {
+  uint64_t found = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name, line;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    std::ifstream status(task.path() / "status");
+    while (name == "kungfu-mesh" && std::getline(status, line)) {
+      if (line.rfind("voluntary_ctxt_switches:", 0) == 0) found += std::stoull(line.substr(line.find('\t')));
+    }
+  }
+  return found;
+}
+
+// If each small message woke an I/O thread, it would take longer.
+TEST(Mesh, SmallMessagesDoNotWakeTheIoThreads) {
+  constexpr uint64_t kRounds = 1000;
+  Hosts hosts(2, 2, kOnlyWakeUps);
+  const uint64_t before = SleepsOfIoThreads();
+  ExpectNoLostWakeUp([&] {
+    hosts.Run([&](uint32_t self, Mesh& mesh) {
+      for (uint64_t i = 0; i < kRounds; i++) {
+        char got = 0;
+        const Ticket ticket = mesh.Receive(kEpoch, 1 - self, Tag::Of("word", i), &got, 1);
+        mesh.Wait(mesh.Send(kEpoch, 1 - self, Tag::Of("word", i), "w", 1));
+        mesh.Wait(ticket);
+      }
+    });
+  });
+  EXPECT_LT(SleepsOfIoThreads() - before, kRounds / 4);
+}
+
+// A thread that has waited for long ends its wait. The connections don't stay unread until the I/O thread's next check.
+TEST(Mesh, AnEndedWaitLeavesTheConnectionsToTheIoThread) {
+  Hosts hosts(2, 1, {60s, 30s, 1ms, 30s});
+  const std::vector<char> large = Pattern(3 << 20, 5);
+  std::vector<char> got(large.size());
+  ExpectNoLostWakeUp([&] {
+    for (uint64_t round = 0; round < 20; round++) {
+      char word = 0;
+      const Ticket received = hosts.at(0).Receive(kEpoch, 1, Tag::Of("word", round), &word, 1);
+      std::thread late([&] {
+        std::this_thread::sleep_for(20ms);  // so that the I/O thread checks twice
+        hosts.at(1).Wait(hosts.at(1).Send(kEpoch, 0, Tag::Of("word", round), "w", 1));
+      });
+      hosts.at(0).Wait(received);
+      late.join();
+      const Ticket sent = hosts.at(0).Send(kEpoch, 1, Tag::Of("large", round), large.data(), large.size());
+      hosts.at(1).Wait(hosts.at(1).Receive(kEpoch, 0, Tag::Of("large", round), got.data(), got.size()));
+      ASSERT_TRUE(Soon([&] { return sent.IsDone(); }));  // host 0 must read that host 1 asks for the message
+      ASSERT_EQ(got, large);
+    }
+  });
 }
 
 // After a wait, the connections stay lent for a moment. Messages that no thread awaits still arrive and go out.

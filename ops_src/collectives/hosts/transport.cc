@@ -399,8 +399,8 @@ void Transport::Begin(uint32_t local_rank, Request request) {
     workers_.push_back(StartThread("kungfu-hosts-op", [this] { Work(); }));
   } catch (const std::exception&) {
     if (workers_.empty()) throw;
-    begins_.notify_one();  // the operation waits for one of the existing threads
-    call_.Set();
+    begins_.notify_one();                             // the operation waits for one of the existing threads
+    if (listener_ != std::thread::id()) call_.Set();  // only Listen clears it
   }
 }
 

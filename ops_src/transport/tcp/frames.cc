@@ -28,6 +28,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 
 #include "base/error.h"
 #include "base/race_detector.h"
@@ -69,13 +70,21 @@ void CheckTotal(uint64_t total, uint64_t expected) {
 // Compute the system call's arguments only after the wait for `released_`.
 template <typename Call>
 SocketResult Mesh::Unlocked(Lock& lock, const Call& call) {
-  busy_++;
-  lock.unlock();
-  const SocketResult result = call();
-  lock.lock();
-  busy_--;
-  if (holds_ > 0) quiet_.notify_all();
-  return result;
+  struct Busy {
+    Busy(Mesh& of, Lock& held) : mesh(of), lock(held) {
+      mesh.busy_++;
+      lock.unlock();
+    }
+    ~Busy() {  // also if there is no memory for a TLS record
+      lock.lock();
+      mesh.busy_--;
+      if (mesh.holds_ > 0) mesh.quiet_.notify_all();
+    }
+    Mesh& mesh;
+    Lock& lock;
+  };
+  const Busy busy(*this, lock);
+  return call();
 }
 
 // Returns true if more data can be written immediately. Returns false if another thread is writing to
@@ -87,7 +96,12 @@ bool Mesh::Write(Lock& lock, Connection& connection) {
     if (connection.out.Idle() && !connection.Holds() && !Compose(connection)) return false;
     iovec parts[2];
     const size_t n = connection.out.Parts(parts);
-    connection.writing = true;
+    struct Writing {
+      explicit Writing(Connection& of) : connection(of) { connection.writing = true; }
+      ~Writing() { connection.writing = false; }
+      Connection& connection;
+    };
+    std::optional<Writing> writing(connection);
     // In an in-place operation, another thread may soon receive the result into this memory. It does so
     // only after the other host has received this data. ThreadSanitizer doesn't see this order, because
     // it reports the read only after the system call.
@@ -96,7 +110,7 @@ bool Mesh::Write(Lock& lock, Connection& connection) {
       const UnreportedReads unreported;
       return connection.Write(parts, n);
     });
-    connection.writing = false;
+    writing.reset();
     // A close is detected when reading, because there may still be data to read.
     const bool ended = result.moved == Moved::kError && (result.error == EPIPE || result.error == ECONNRESET);
     if (result.moved == Moved::kError && !ended) Refuse(Text("can't write to it: ", std::strerror(result.error)));
@@ -265,15 +279,18 @@ void Mesh::Begin(Connection& connection) {
 
 void Mesh::BeginData(Host& host, Incoming& in) {
   const FrameHeader& header = in.header;
-  const auto [at, unposted] = host.inbound.try_emplace(header.tag);
-  Inbound& inbound = at->second;
-  if (!inbound.asked) {  // the message must be a single frame, and counts against the credit
+  const auto found = host.inbound.find(header.tag);
+  const bool unposted = found == host.inbound.end();
+  if (unposted || !found->second.asked) {  // the message must be a single frame, and counts against the credit
     if (header.length != header.total || header.total > kUnaskedBytes) {
       Refuse(Text("it sent a message of ", header.total, " bytes that was not requested"));
     }
     host.come += UnaskedCharge(header.total);
     if (host.come - host.taken > kUnaskedCredit) Refuse("it sent more than this host can keep");
   }
+  // Changes the table only after the checks: until the host is lost, another thread may handle a frame
+  // with the same tag on another connection.
+  Inbound& inbound = unposted ? host.inbound[header.tag] : found->second;
   if (unposted) {
     inbound.state = Inbound::State::kArriving;
     inbound.total = header.total;
@@ -327,13 +344,13 @@ void Mesh::Finish(Host& host, Incoming& in) {
 }
 
 void Mesh::HaveReady(Host& host, const FrameHeader& header) {
-  const auto [at, early] = host.outbound.try_emplace(header.tag);
-  Outbound& outbound = at->second;
-  if (early) {
-    outbound.total = header.total;
+  const auto at = host.outbound.find(header.tag);
+  if (at == host.outbound.end()) {
     if (++host.early > kMostEarly) Refuse(Text("it asked for ", host.early, " messages in advance"));
+    host.outbound[header.tag].total = header.total;
     return;
   }
+  Outbound& outbound = at->second;
   if (outbound.waiting == nullptr) Refuse("it asked for a message twice");
   if (header.total != outbound.total) {
     Refuse(Text("it asked for ", header.total, " bytes of a message of ", outbound.total, " bytes"));
@@ -346,14 +363,15 @@ void Mesh::HaveReady(Host& host, const FrameHeader& header) {
 void Mesh::HaveOffer(Host& host, const FrameHeader& header) {
   if (header.total > kUnaskedBytes)
     Refuse(Text("it offered ", header.total, " bytes; at most ", kUnaskedBytes, " can be offered"));
-  const auto [at, early] = host.inbound.try_emplace(header.tag);
-  Inbound& inbound = at->second;
-  if (early) {
-    inbound.state = Inbound::State::kOffered;
-    inbound.total = header.total;
+  const auto at = host.inbound.find(header.tag);
+  if (at == host.inbound.end()) {
     if (++host.early > kMostEarly) Refuse(Text("it offered ", host.early, " messages in advance"));
+    Inbound& offered = host.inbound[header.tag];
+    offered.state = Inbound::State::kOffered;
+    offered.total = header.total;
     return;
   }
+  Inbound& inbound = at->second;
   if (inbound.state == Inbound::State::kGone) return;
   if (inbound.state != Inbound::State::kPosted || inbound.asked || inbound.posted->begun > 0) {
     Refuse("it offered a message twice");

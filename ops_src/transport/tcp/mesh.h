@@ -29,6 +29,11 @@ struct MeshOptions {
   // The interval at which a waiting thread checks whether its wait can succeed. At most
   // RunTime::kLongestSlice, except in tests that would not notice a lost wake-up otherwise.
   std::chrono::milliseconds slice{20};
+  // The time for which waiting threads may keep the connections after a wait (mesh_thread.cc).
+  std::chrono::milliseconds lent{2};
+  // The interval at which the I/O thread checks whether a thread that has waited for longer than `lent`
+  // still serves the connections.
+  std::chrono::milliseconds look{20};
 };
 
 // The connections to one other host.
@@ -101,8 +106,8 @@ class Mesh {
   // `hosts` must be the same on all hosts, except that the entry for `self` has no connections. All
   // other entries have 1 to kMostConnections connections.
   Mesh(uint32_t self, uint64_t epoch, std::vector<HostEnds> hosts, MeshOptions options);
-  // Ends all tickets, like Cancel. During and after the call, the only allowed call is the
-  // destruction of a ticket. The data that was sent last may not arrive, because the kernel drops
+  // Ends all tickets, like Cancel. During the call, no other call is allowed. After the call, tickets
+  // may still be destroyed. The data that was sent last may not arrive, because the kernel drops
   // it if this host has unread data. So a host must end its mesh only when all hosts have finished.
   ~Mesh();
   Mesh(const Mesh&) = delete;
@@ -231,7 +236,7 @@ class Mesh {
 
   // ---- mesh_thread.cc: the I/O thread. It releases `lock` during system calls.
   void Serve();
-  void HandleEvents(Lock& lock, int wait_ms);
+  void HandleEvents(Lock& lock, int wait_ms, const Transfer* own);
   void WaitSlice(Transfer& transfer);
   void Drive(Lock& lock, const Transfer& transfer);
   int LentFor();
@@ -290,9 +295,13 @@ class Mesh {
   bool lent_ = false;             // the connections' events don't wake the I/O thread
   uint32_t sleepers_ = 0;         // number of threads that wait without driving
   Clock::time_point lent_until_;  // meaningful if `lent_` is set and there is no driver
-  bool sleeping_ = false;         // the I/O thread is in epoll_wait or about to be, so new work must wake it
-  bool news_ = false;             // there may be work that no thread has seen
-  bool renewed_ = false;          // a new epoch has begun, so frames that were held back can be handled
+  const Transfer* driven_ = nullptr;  // the message of the last driver; only compared, because it may be gone
+  uint64_t drives_ = 0;               // how often `driven_` has changed
+  uint64_t drives_seen_ = 0;          // `drives_` at the I/O thread's last check
+  bool looks_late_ = false;           // the I/O thread's next check is late, so the driver must wake it
+  bool sleeping_ = false;             // the I/O thread is in epoll_wait or about to be, so new work must wake it
+  bool news_ = false;                 // there may be work that no thread has seen
+  bool renewed_ = false;              // a new epoch has begun, so frames that were held back can be handled
   bool stop_ = false;
 
   std::vector<char> sink_;  // destination of dropped payloads; only the thread that has set `reading_` uses it

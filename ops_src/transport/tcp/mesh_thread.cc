@@ -19,11 +19,12 @@
 //
 // 3. No data stays unread. Both epolls are level-triggered, so they report data until a thread has
 // read it. While the connections are lent, their events don't wake the I/O thread. Instead, it checks
-// from time to time whether there is still a driver. If the last driver stopped at least kLent ago, the
-// I/O thread takes the connections back. They stay lent for kLent after a wait, because the next small
-// message often follows immediately. A thread that waits without driving needs the I/O thread. So the
-// waiting thread takes the connections back immediately. If there is a driver, the driver does this
-// when it stops.
+// every `lent` (2 ms) whether there is still a driver. If the last driver stopped at least `lent`
+// ago, the I/O thread takes the connections back. They stay lent for so long after a wait, because
+// the next small message often follows immediately. If two checks find a driver of the same message,
+// the next check follows after `look` (20 ms), and the driver wakes the I/O thread when its message
+// has ended. A thread that waits without driving needs the I/O thread. So the waiting thread takes
+// the connections back immediately. If there is a driver, the driver does this when it stops.
 // Test: Mesh.MessagesMoveWithoutAWaitAfterAWait
 // Test: Mesh.WaitingThreadServesTheMessagesOfOthers
 //
@@ -46,10 +47,6 @@ namespace {
 // connections together, and the wait is shorter.
 constexpr auto kLinger = std::chrono::milliseconds(100);
 constexpr int kMostEvents = 64;
-// The time for which the connections stay lent after a thread has stopped driving.
-constexpr auto kLent = std::chrono::milliseconds(2);
-// The interval at which the I/O thread checks whether a driver still drives.
-constexpr int kLookAtDriverMs = 20;
 
 // Returns the earlier of two times in ms. A negative time is never.
 int Sooner(int a, int b) { return a < 0 || b < 0 ? std::max(a, b) : std::min(a, b); }
@@ -76,20 +73,20 @@ void Mesh::Serve() {
     }
     if (n == 0 || reading_) continue;
     reading_ = true;
-    HandleEvents(lock, 0);
+    HandleEvents(lock, 0, nullptr);
     reading_ = false;
   }
 }
 
-// Waits for events of the connections, and handles them. Only the thread that has set `reading_` may
-// call this function.
-void Mesh::HandleEvents(Lock& lock, int wait_ms) {
+// Waits for events of the connections, and handles them until `own` has ended. The epoll reports the
+// other events again. Only the thread that has set `reading_` may call this function.
+void Mesh::HandleEvents(Lock& lock, int wait_ms, const Transfer* own) {
   epoll_event events[kMostEvents];
   if (wait_ms != 0) lock.unlock();
   const int n = sockets_.Wait(events, wait_ms);
   if (wait_ms != 0) lock.lock();
   if (driver_ == Driver::kSleeps) driver_ = Driver::kAwake;
-  for (int e = 0; e < n; e++) {
+  for (int e = 0; e < n && (own == nullptr || !own->IsDone()); e++) {
     if (events[e].data.u64 == kWake) {
       stir_.Clear();
       continue;
@@ -117,24 +114,28 @@ void Mesh::Drive(Lock& lock, const Transfer& transfer) {
   if (!lent_) {
     epoll_.Change(sockets_.fd(), kSockets, 0);
     lent_ = true;
-    WakeThread();  // so that it takes the connections back after kLent
+    WakeThread();  // so that it takes the connections back some time
   }
   struct Role {
-    explicit Role(Mesh& of) : mesh(of) { mesh.reading_ = true; }
+    Role(Mesh& of, const Transfer& message) : mesh(of), own(message) {
+      mesh.reading_ = true;
+      if (std::exchange(mesh.driven_, &own) != &own) mesh.drives_++;
+    }
     ~Role() {
       mesh.driver_ = Driver::kNone;
       mesh.reading_ = false;
-      mesh.lent_until_ = Clock::now() + kLent;
-      if (mesh.news_) mesh.WakeThread();
+      mesh.lent_until_ = Clock::now() + mesh.options_.lent;
+      if (mesh.news_ || (mesh.looks_late_ && own.IsDone())) mesh.WakeThread();
     }
     Mesh& mesh;
+    const Transfer& own;
   };
   {
-    const Role role(*this);
+    const Role role(*this, transfer);
     const auto end = Clock::now() + options_.slice;
     for (auto left = options_.slice; left.count() > 0 && !transfer.IsDone();) {
       driver_ = Driver::kSleeps;
-      HandleEvents(lock, news_ ? 0 : static_cast<int>(left.count()));
+      HandleEvents(lock, news_ ? 0 : static_cast<int>(left.count()), &transfer);
       if (transfer.IsDone()) break;
       if (std::exchange(news_, false) && WriteAll(lock)) news_ = true;
       left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
@@ -147,8 +148,9 @@ void Mesh::Drive(Lock& lock, const Transfer& transfer) {
 // connections aren't lent.
 int Mesh::LentFor() {
   if (lent_ && !reading_ && Clock::now() >= lent_until_) TakeBack();
+  looks_late_ = lent_ && reading_ && std::exchange(drives_seen_, drives_) == drives_;
   if (!lent_) return -1;
-  return reading_ ? kLookAtDriverMs : static_cast<int>(kLent.count());
+  return static_cast<int>((looks_late_ ? options_.look : options_.lent).count());
 }
 
 // Lets the connections' events wake the I/O thread again.
