@@ -143,8 +143,9 @@ def _parser() -> argparse.ArgumentParser:
         "step", parents=[run, peers, trained, output], help="a training step: KungFuMomentum against nn.Momentum"
     )
     commands.add_parser(
-        "parts", parents=[run, trained, output], help="which share of a training step each part of ms_kungfu takes"
-    )
+        "parts", parents=[run, trained, output], help="which share of a training step each part of ms_kungfu takes",
+        description=parts.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
 
     command = commands.add_parser(
         "optimizers", parents=[run, output], help="samples per second with S-SGD, SMA and pair averaging"

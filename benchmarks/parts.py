@@ -8,12 +8,12 @@ steps, as the mean over the workers:
 - agreement: the collectives after a step, by which the workers agree on its end, without waiting;
 - callback: the hooks of KungFuElasticCallback without the agreement and the ledger;
 - ledger: writing the step's line;
-- data: the ElasticDataset loads the batch, which MindSpore's pipeline does here;
+- data: the next batch from MindSpore's pipeline and ElasticDataset; without ms_kungfu, the pipeline takes most of it;
 - waiting: for other ranks, in all collectives;
 - MindSpore: the rest.
 
 "ours" is the sum of the first four. The second table has the seconds from the start of the command to the end of the
-first step, and the median step, beside the same program with nn.Momentum and without ms_kungfu.
+first step, and the median step, beside one process with nn.Momentum, without ms_kungfu and without a trace.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ _COLUMNS = ("MindSpore", *OURS, "data", "waiting")
 
 
 def shares(events: Iterable[TraceEvent]) -> dict[str, float]:
-    """Return the parts' shares of the steps after the first `WARM_UP`, and `step_s`, the median step, of one worker.
+    """Return the parts' shares of one worker's steps after the first `WARM_UP`.
 
     Raises:
-        ValueError: the trace has too few steps.
+        ValueError: the trace has too few steps, or lacks events.
     """
     every = sorted(events, key=lambda event: event.ts)
+    if any(event.name == "kungfu_end" and (event.args["lost"] or "reason" in event.args) for event in every):
+        raise ValueError("the trace lacks events")
     steps = [event for event in every if event.cat == "step"][WARM_UP:]
     if not steps:
         raise ValueError(f"the trace has no step after the first {WARM_UP}")
@@ -74,14 +76,13 @@ def shares(events: Iterable[TraceEvent]) -> dict[str, float]:
             spent["data"] += event.dur
     total = sum(step.dur for step in steps)
     spent["MindSpore"] = total - sum(spent.values())
-    return {
-        **{name: us / total for name, us in spent.items()},
-        "step_s": float(np.median([s.dur for s in steps])) / 1e6,
-    }
+    return {name: us / total for name, us in spent.items()}
 
 
 def run(options: argparse.Namespace, ranks: int, out: report.Report) -> None:
     """Run the benchmark. The options are the command line's."""
+    if options.samples is not None and options.samples <= WARM_UP:
+        raise ValueError(f"--samples {options.samples}: the first {WARM_UP} steps don't count; give more")
     for network in options.networks:
         turns: list[dict[str, float]] = []
         starts: list[tuple[dict[str, float], dict[str, float]]] = []
@@ -104,18 +105,18 @@ def _tell(
     median = {name: float(np.median([turn[name] for turn in turns])) for name in turns[0]}
     ours = [sum(turn[name] for name in OURS) for turn in turns]
     title = f"{network}, {options.mode} mode, {options.batch} samples a rank, {counted(ranks, 'rank')}"
-    print(f"{title}, {counted(options.rounds, 'round')}: step {median['step_s'] * 1e3:.1f} ms")
-    print("  " + ", ".join(f"{name} {median[name]:.2%}" for name in _COLUMNS))
-    print(f"  ours: {np.median(ours):.2%} (" + ", ".join(f"{each:.2%}" for each in ours) + ")")
     told = {}
     for name in ("first_step_s", "step_s"):
         told[name] = [float(np.median([each[side][name] for each in starts])) for side in (0, 1)]
     (plain_first, first), (plain_step, step) = told["first_step_s"], told["step_s"]
+    print(f"{title}, {counted(options.rounds, 'round')}: step {step * 1e3:.1f} ms")
+    print("  " + ", ".join(f"{name} {median[name]:.2%}" for name in _COLUMNS))
+    print(f"  ours: {np.median(ours):.2%} (" + ", ".join(f"{each:.2%}" for each in ours) + ")")
     print(f"  until the first step ended: {first:.2f} s; nn.Momentum alone, one process: {plain_first:.2f} s")
     print(f"  median step: {step * 1e3:.1f} ms; nn.Momentum alone, one process: {plain_step * 1e3:.1f} ms", flush=True)
     out.records.append({
         "bench": "parts", "model": network, "mode": options.mode, "batch": options.batch, "ranks": ranks,
-        "rounds": options.rounds, **median, "ours": float(np.median(ours)), "ours_by_round": ours,
+        "rounds": options.rounds, **median, "step_s": step, "ours": float(np.median(ours)), "ours_by_round": ours,
         "first_step_s": first, "plain_first_step_s": plain_first, "plain_step_s": plain_step, **report.verdict(None),
     })  # fmt: skip
 
@@ -131,11 +132,14 @@ def _measure(
         }  # fmt: skip
         program = [sys.executable, "-m", "benchmarks.parts_worker", json.dumps(plan)]
         launcher = [sys.executable, "-m", "ms_kungfu.launcher", "-q", "-timeout", f"{options.timeout}s"]
-        done = subprocess.run(
-            program if plain else [*launcher, "-np", str(ranks), *program],
-            env={**os.environ, **({} if plain else {"KUNGFU_TRACE": folder})}, timeout=options.timeout + 30,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                program if plain else [*launcher, "-np", str(ranks), *program],
+                env={**os.environ, **({} if plain else {"KUNGFU_TRACE": folder})}, timeout=options.timeout + 30,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise GroupError(f"parts: the program hasn't ended within {options.timeout} s (--timeout)") from None
         if done.returncode != 0:
             raise GroupError(f"parts: the program exited with {done.returncode}:\n{done.stdout[-3000:].rstrip()}")
         firsts = [json.loads(path.read_text()) for path in Path(folder).glob("first-*.json")]

@@ -332,8 +332,8 @@ class StallEnded(Event, kw_only=True):
 class StepDelayed(Event, kw_only=True):
     """The step took `seconds` longer than the median of the recent steps, although no rank failed.
 
-    The lowest rank reports this event for delays of at least two seconds. `reason`: for how long the rank compiled, if
-    it compiled for at least a second.
+    The lowest rank reports this event for delays of at least two seconds. `reason`: for how long this rank compiled, if
+    that was at least half of the delay.
     """
 
     seconds: Seconds

@@ -45,7 +45,7 @@ def obstacles(root: Path, tags: Sequence[str]) -> Iterator[str]:
         yield "CHANGELOG.md has entries under [Unreleased]"
     if f"version: {own}" not in (root / "CITATION.cff").read_text(encoding="utf-8").splitlines():
         yield f"CITATION.cff doesn't say version: {own}"
-    minor = own.rpartition(".")[0]
+    minor = ".".join(own.split(".")[:2])
     for name, words in ((CMAKE, f"find_package(ms_kungfu {minor} "), (CMAKE.parent / "README.md", f"({minor}.x)")):
         if words not in (root / name).read_text(encoding="utf-8"):
             yield f"{name} isn't for version {minor}: it has no {words.strip()!r}"
@@ -57,8 +57,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--check", action="store_true", help="print only what remains to do")
     asked = parser.parse_args(words)
-    tags = subprocess.run(["git", "tag"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
-    left = [*obstacles(ROOT, tags if asked.check else [])]
+    tags: list[str] = []
+    if asked.check:
+        tags = subprocess.run(["git", "tag"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+    left = [*obstacles(ROOT, tags)]
     if left:
         sys.exit("".join(f"release/notes.py: {each}\n" for each in left).rstrip())
     if not asked.check:

@@ -240,8 +240,8 @@ class Others:
             self._warned = True
             _log.warning(
                 'misuse: check=callbacks callbacks="%s". A worker has joined without the state of these '
-                "callbacks; give them state_dict() and load_state_dict(state), or KungFuElasticCallback "
-                "components=",
+                "callbacks; give them state_dict() and load_state_dict(state), or pass components= to "
+                "KungFuElasticCallback",
                 ", ".join(named),
             )
 

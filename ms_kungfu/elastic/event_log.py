@@ -82,7 +82,8 @@ def step_ended(step: int) -> None:
     reason = ""
     if min(compiled_s, longer_s) >= _COMPILED_S:
         _log.info("compiled: step=%d seconds=%.1f", step, compiled_s)
-        reason = f"MindSpore compiled for {compiled_s:.1f} s"
+        if compiled_s >= longer_s / 2:
+            reason = f"MindSpore compiled for {compiled_s:.1f} s"
     if longer_s >= _LONGER_S and not membership.lost_ranks() and membership.speaks_for_all():
         membership.report("step_delayed", step=step, seconds=longer_s, reason=reason)
 

@@ -180,7 +180,7 @@ def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> 
 
         from_lowest_rank(receive)
         if runtime.current_rank() == min(rows):
-            _log.info('state transfer: source_rank=%d reason="the workers\' parameters differed"', min(rows))
+            _log.info('state transfer: source_rank=%d reason="parameters differed at the start"', min(rows))
     claims.mark(tensors)
 
 

@@ -16,7 +16,10 @@ EXECUTOR: Any = _cell_graph_executor
 
 
 def _measure_compilations() -> None:
-    """Count the time of each later compilation of a cell, and add the compilation to the process's trace."""
+    """Count the time of each later compilation of a cell, and add the compilation to the process's trace.
+
+    Functions with ``mindspore.jit`` have another executor. Their compilations aren't counted.
+    """
     compile_or_find = EXECUTOR.compile
 
     @functools.wraps(compile_or_find)

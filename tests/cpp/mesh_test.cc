@@ -66,48 +66,6 @@ TEST(Mesh, DeliversEverySizeWhicheverSideComesFirst) {
   }
 }
 
-// Of each host four threads with messages to all others, which are posted and awaited in an order of its own.
-TEST(Mesh, MessagesOfManyThreadsMeetInAnyOrder) {
-  constexpr uint32_t kHosts = 3, kThreads = 4, kMessages = 40;
-  Hosts hosts(kHosts, 3);
-  const auto size_of = [](uint32_t what) { return size_t{what} * 7919u % (what % 5 == 0 ? 900000u : 40000u); };
-  hosts.Run([&](uint32_t self, Mesh& mesh) {
-    std::vector<std::thread> threads;
-    for (uint32_t t = 0; t < kThreads; t++) {
-      threads.emplace_back([&, t] {
-        struct Message {
-          uint32_t other, what;
-          bool sends;
-          std::vector<char> data;
-          Ticket ticket;
-        };
-        std::vector<Message> messages;
-        for (uint32_t other = 0; other < kHosts; other++) {
-          for (uint32_t m = 0; other != self && m < kMessages; m++) {
-            const auto what = [&](uint32_t from, uint32_t to) {
-              return ((from * kHosts + to) * kThreads + t) * 100 + m;
-            };
-            messages.push_back(
-                {other, what(self, other), true, Pattern(size_of(what(self, other)), what(self, other)), {}});
-            messages.push_back({other, what(other, self), false, std::vector<char>(size_of(what(other, self))), {}});
-          }
-        }
-        std::mt19937 random(Seed() + self * 100 + t);
-        std::shuffle(messages.begin(), messages.end(), random);
-        for (Message& m : messages) {
-          const Tag tag = Tag::Of("many", m.what);
-          m.ticket = m.sends ? mesh.Send(kEpoch, m.other, tag, m.data.data(), m.data.size())
-                             : mesh.Receive(kEpoch, m.other, tag, m.data.data(), m.data.size());
-        }
-        std::shuffle(messages.begin(), messages.end(), random);
-        for (Message& m : messages) mesh.Wait(m.ticket);
-        for (const Message& m : messages) EXPECT_EQ(m.data == Pattern(size_of(m.what), m.what), true);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-  });
-}
-
 // ---- which thread serves the connections
 
 // With such intervals, a lost wake-up of a waiting thread or of the I/O thread costs 30 s.
@@ -118,6 +76,50 @@ void ExpectNoLostWakeUp(const std::function<void()>& body) {
   const auto began = Clock::now();
   body();
   EXPECT_LT(Clock::now() - began, 25s) << "a thread was not woken";
+}
+
+// Of each host four threads with messages to all others, which are posted and awaited in an order of its own.
+TEST(Mesh, MessagesOfManyThreadsMeetInAnyOrder) {
+  constexpr uint32_t kHosts = 3, kThreads = 4, kMessages = 40;
+  Hosts hosts(kHosts, 3, kOnlyWakeUps);
+  const auto size_of = [](uint32_t what) { return size_t{what} * 7919u % (what % 5 == 0 ? 900000u : 40000u); };
+  ExpectNoLostWakeUp([&] {
+    hosts.Run([&](uint32_t self, Mesh& mesh) {
+      std::vector<std::thread> threads;
+      for (uint32_t t = 0; t < kThreads; t++) {
+        threads.emplace_back([&, t] {
+          struct Message {
+            uint32_t other, what;
+            bool sends;
+            std::vector<char> data;
+            Ticket ticket;
+          };
+          std::vector<Message> messages;
+          for (uint32_t other = 0; other < kHosts; other++) {
+            for (uint32_t m = 0; other != self && m < kMessages; m++) {
+              const auto what = [&](uint32_t from, uint32_t to) {
+                return ((from * kHosts + to) * kThreads + t) * 100 + m;
+              };
+              messages.push_back(
+                  {other, what(self, other), true, Pattern(size_of(what(self, other)), what(self, other)), {}});
+              messages.push_back({other, what(other, self), false, std::vector<char>(size_of(what(other, self))), {}});
+            }
+          }
+          std::mt19937 random(Seed() + self * 100 + t);
+          std::shuffle(messages.begin(), messages.end(), random);
+          for (Message& m : messages) {
+            const Tag tag = Tag::Of("many", m.what);
+            m.ticket = m.sends ? mesh.Send(kEpoch, m.other, tag, m.data.data(), m.data.size())
+                               : mesh.Receive(kEpoch, m.other, tag, m.data.data(), m.data.size());
+          }
+          std::shuffle(messages.begin(), messages.end(), random);
+          for (Message& m : messages) mesh.Wait(m.ticket);
+          for (const Message& m : messages) EXPECT_EQ(m.data == Pattern(size_of(m.what), m.what), true);
+        });
+      }
+      for (std::thread& thread : threads) thread.join();
+    });
+  });
 }
 
 // A thread that waits for a small message reads the connections, also for other threads.

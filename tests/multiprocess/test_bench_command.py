@@ -184,9 +184,8 @@ def test_parts_of_a_step_add_up_to_the_step(tmp_path: Path) -> None:
     words = ["-np", "2", "--rounds", "1", "--samples", "12", "--timeout", "200"]
     (record,), text = bench("parts", *words, cwd=tmp_path)
     parts = ("MindSpore", "reduction", "agreement", "callback", "ledger", "data", "waiting")
-    assert sum(record[name] for name in parts) == pytest.approx(1)
     assert all(record[name] > 0 for name in parts)
-    assert record["ours"] == pytest.approx(sum(record[name] for name in parts[1:5]))
+    assert sum(record[name] for name in parts) == pytest.approx(1)
     assert record["first_step_s"] > record["step_s"]
     assert "lenet, graph mode, 32 samples a rank, 2 ranks, 1 round: step " in text
 

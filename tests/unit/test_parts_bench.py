@@ -33,14 +33,22 @@ def step(number: int) -> list[TraceEvent]:
 def test_each_part_gets_the_time_of_its_own_spans_alone() -> None:
     every = [each for number in range(parts.WARM_UP + 4) for each in step(number)]
     every.append(event("elastic callback", 500, 9000))  # in a step that doesn't count
+    every.append(event("ledger", (parts.WARM_UP + 4) * STEP_US + 10, 9000))  # after the last step
     found = parts.shares(reversed(every))
-    assert found.pop("step_s") == pytest.approx(STEP_US / 1e6)
     assert sum(found.values()) == pytest.approx(1)
     del found["MindSpore"]
     assert {name: round(share * STEP_US) for name, share in found.items()} == {
         "reduction": 500, "agreement": 100, "callback": 1500 - 250 - 300 - 150, "ledger": 150, "data": 700,
         "waiting": 400 + 200,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("end", [{"lost": 1}, {"lost": 0, "reason": "64 MB"}])
+def test_a_trace_that_lacks_events_is_refused(end: dict[str, Any]) -> None:
+    every = [each for number in range(parts.WARM_UP + 4) for each in step(number)]
+    every.append(TraceEvent("M", "kungfu_end", 1, 1, args=end))
+    with pytest.raises(ValueError, match="lacks events"):
+        parts.shares(every)
 
 
 def test_a_trace_without_enough_steps_is_refused() -> None:
