@@ -190,7 +190,8 @@ class FailureSeen(Event, kw_only=True):
     """The surviving ranks have finished the `step` in which they noticed that `rank` failed.
 
     The lowest living rank reports this event. `seconds`: how much longer that step took than the median of the recent
-    steps. `survivors`: the living ranks, which waited for the step to end.
+    steps. If compiling was at least half of this time, `seconds` doesn't include it. `survivors`: the living ranks,
+    which waited for the step to end.
     """
 
     seconds: Seconds
@@ -330,10 +331,11 @@ class StallEnded(Event, kw_only=True):
 
 
 class StepDelayed(Event, kw_only=True):
-    """The step took `seconds` longer than the median of the recent steps, although no rank failed.
+    """The step took `seconds` longer than the median of the recent steps.
 
-    The lowest rank reports this event for delays of at least two seconds. `reason`: for how long this rank compiled, if
-    that was at least half of the delay.
+    The lowest rank reports this event for delays of at least two seconds, unless a rank failed in the step. `reason`:
+    for how long the lowest rank compiled, if that was at least half of the delay. The event is then reported even if a
+    rank failed.
     """
 
     seconds: Seconds

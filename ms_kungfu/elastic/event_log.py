@@ -56,8 +56,11 @@ def deferred(step: int, until: str) -> None:
         _log.info('resize deferred: version=%d step=%d until="%s"', version, step, until)
 
 
-def deaths(step: int) -> None:
-    """Log the workers that have failed since this function was last called."""
+def deaths(step: int, longer_s: float) -> None:
+    """Log the workers that have failed since this function was last called.
+
+    `longer_s`: how much longer than usual the step took, as far as the failure is the cause.
+    """
     own = program.current().told
     lost = membership.lost_ranks()
     if not lost:
@@ -68,7 +71,6 @@ def deaths(step: int) -> None:
         if rank not in told:
             _log.warning("rank failed: rank=%d peer=%s step=%d", rank, membership.peer_of(rank), step)
             if membership.speaks_for_all():
-                longer_s = membership.current().ended_steps.last_took_longer_s
                 living = [int(each) for each in membership.current().core.living()]
                 membership.report("failure_seen", rank=rank, step=step, seconds=longer_s, survivors=living)
     own.reported_failed = (version, {**told, **_peers(lost)})
@@ -76,15 +78,15 @@ def deaths(step: int) -> None:
 
 def step_ended(step: int) -> None:
     """Log failures and a long compilation in the step that has just ended. Report a step that took unusually long."""
-    deaths(step)
     longer_s = membership.current().ended_steps.last_took_longer_s
     compiled_s = _compiled_s()
-    reason = ""
-    if min(compiled_s, longer_s) >= _COMPILED_S:
+    is_logged = min(compiled_s, longer_s) >= _COMPILED_S
+    is_cause = is_logged and compiled_s >= longer_s / 2
+    deaths(step, max(0.0, longer_s - compiled_s) if is_cause else longer_s)
+    if is_logged:
         _log.info("compiled: step=%d seconds=%.1f", step, compiled_s)
-        if compiled_s >= longer_s / 2:
-            reason = f"MindSpore compiled for {compiled_s:.1f} s"
-    if longer_s >= _LONGER_S and not membership.lost_ranks() and membership.speaks_for_all():
+    if longer_s >= _LONGER_S and (is_cause or not membership.lost_ranks()) and membership.speaks_for_all():
+        reason = f"MindSpore compiled for {compiled_s:.1f} s" if is_cause else ""
         membership.report("step_delayed", step=step, seconds=longer_s, reason=reason)
 
 

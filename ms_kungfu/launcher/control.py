@@ -234,7 +234,7 @@ class ControlServer(Server[AnyChannel]):
         if isinstance(error, ProtocolError):
             why = str(error)
         elif isinstance(error, (OSError, asyncio.TimeoutError)):
-            why = "the client didn't prove that it knows the job's secret"
+            why = "the connection ended before the client had proved that it knows the job's secret"
         _log.warning(
             'connection rejected: from=%s reason="%s". Further rejections from there are not logged%s',
             source,

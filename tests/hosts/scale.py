@@ -141,20 +141,27 @@ def series(title: str, jobs: list[Job]) -> None:
         print(f"  first launcher: {'; '.join(fits)}", flush=True)
 
 
+def _numbers(text: str) -> list[int]:
+    words = [word for word in text.split(",") if word]
+    if not all(word.isdigit() and int(word) > 0 for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a list of numbers of 1 or more, as in 2,4")
+    return [int(word) for word in words]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.hosts.scale")
-    parser.add_argument("--workers", default="1,8,16,32,64", help="on one host")
-    parser.add_argument("--hosts", default="2,4,8,16,32,64", help="with one worker each")
+    several = {"type": _numbers, "metavar": "N,..."}
+    parser.add_argument("--workers", default="1,8,16,32,64", help="on one host (default %(default)s)", **several)
+    parser.add_argument("--hosts", default="2,4,8,16,32,64", help="of one worker each (default %(default)s)", **several)
     args = parser.parse_args()
     if reason := why_not():
         print(reason, file=sys.stderr)
         return 2
     os.environ.setdefault("PYTHONPATH", str(Path(__file__).parents[2]))
-    counts = {name: [int(word) for word in value.split(",") if word] for name, value in vars(args).items()}
-    if counts["workers"]:
-        series("workers on one host", [measure(n, 1) for n in counts["workers"]])
-    if counts["hosts"]:
-        series("hosts with one worker", [measure(n, n) for n in counts["hosts"]])
+    if args.workers:
+        series("workers on one host", [measure(n, 1) for n in args.workers])
+    if args.hosts:
+        series("hosts with one worker", [measure(n, n) for n in args.hosts])
     return 0
 
 

@@ -87,11 +87,11 @@ def test_one_worker_speaks_of_the_schedule(lines, monkeypatch):
 
 def test_failure_is_logged_once_as_the_reason_of_the_next_change(lines, monkeypatch):
     cluster(monkeypatch, size=4, version=2, lost=[1])
-    event_log.deaths(7)
-    event_log.deaths(8)
+    event_log.deaths(7, 0.0)
+    event_log.deaths(8, 0.0)
     assert lines() == ["rank failed: rank=1 peer=host:1 step=7"]
     cluster(monkeypatch, size=4, version=2, lost=[1, 3])
-    event_log.deaths(9)
+    event_log.deaths(9, 0.0)
     assert lines() == ["rank failed: rank=3 peer=host:3 step=9"]
     cluster(monkeypatch, size=2, version=3)
     event_log.changed(9, Change(True, False, 4, 2, (1, 3)))
@@ -100,13 +100,13 @@ def test_failure_is_logged_once_as_the_reason_of_the_next_change(lines, monkeypa
 
 def test_failed_worker_in_the_new_version_is_logged_once_and_when_removed(lines, monkeypatch):
     cluster(monkeypatch, size=3, lost=[0, 1])
-    event_log.deaths(2)
+    event_log.deaths(2, 0.0)
     assert len(lines()) == 2
     cluster(monkeypatch, size=2, version=1, lost=[0])
     monkeypatch.setattr(membership, "peer_of", lambda rank: f"host:{rank + 1}")
     event_log.changed(2, Change(True, False, 3, 2, (0, 1)))
     assert lines() == ["resize: 3 -> 2 workers version=1 step=2 reason=failed ranks=0"]
-    event_log.deaths(3)
+    event_log.deaths(3, 0.0)
     assert lines() == []
     cluster(monkeypatch, size=1, version=2)
     monkeypatch.setattr(membership, "peer_of", lambda rank: f"host:{rank + 2}")
@@ -185,16 +185,23 @@ def test_step_that_compiled_long_is_logged_and_its_report_says_so(lines, monkeyp
     assert [step(number, 0.1) for number in (2, 3)] == [[], []]
     assert step(4, 1.2, 0.99) == []
     assert step(5, 3.2, 3.0) == ["compiled: step=5 seconds=3.0"]
-    assert step(6, 3.6) == []
+    assert step(6, 3.75) == []
     assert step(7, 9.1, 1.0) == ["compiled: step=7 seconds=1.0"]
     cluster(monkeypatch, size=2, speaks=False)
     assert step(8, 9.0, 8.9) == ["compiled: step=8 seconds=8.9"]
     cluster(monkeypatch, size=2)
-    monkeypatch.setattr(event_log, "deaths", lambda step: None)
+    monkeypatch.setattr(own, "core", SimpleNamespace(living=lambda: [0]))
     monkeypatch.setattr(membership, "lost_ranks", lambda: [1])
-    assert step(9, 9.0, 8.9) == ["compiled: step=9 seconds=8.9"]
-    assert [(event, values["step"], round(values["seconds"]), values["reason"]) for event, values in told] == [
-        ("step_delayed", 5, 3, "MindSpore compiled for 3.0 s"),
-        ("step_delayed", 6, 3, ""),
-        ("step_delayed", 7, 8, ""),  # something else took most of the time
+    failed = "rank failed: rank=1 peer=host:1 step="
+    assert step(9, 12.5, 8.9) == [f"{failed}9", "compiled: step=9 seconds=8.9"]
+    program.current().told.reported_failed = (-1, {})
+    assert step(10, 12.85, 0.5) == [f"{failed}10"]
+    found = [(event, values["step"], round(values["seconds"], 1), values.get("reason")) for event, values in told]
+    assert found == [
+        ("step_delayed", 5, 3.1, "MindSpore compiled for 3.0 s"),
+        ("step_delayed", 6, 3.1, ""),
+        ("step_delayed", 7, 7.9, ""),  # something else took most of the time
+        ("failure_seen", 9, 0.4, None),
+        ("step_delayed", 9, 9.3, "MindSpore compiled for 8.9 s"),
+        ("failure_seen", 10, 9.1, None),
     ]
