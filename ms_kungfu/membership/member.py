@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
 import numpy as np
@@ -97,8 +98,7 @@ class EndedSteps:
 
 
 def _median(durations: Sequence[float]) -> float:
-    ordered, half = sorted(durations), len(durations) // 2
-    return max(0.0, (ordered[half] + ordered[~half]) / 2) if ordered else 0.0
+    return max(0.0, median(durations)) if durations else 0.0
 
 
 def _start_thread(name: str, function: Callable[[], None]) -> None:
