@@ -17,6 +17,7 @@ from ms_kungfu._flags import FlagParser, UsageError, failed, switch
 from ms_kungfu._processes import printing
 from ms_kungfu._words import counted, printable
 from ms_kungfu.launcher.state.story import Chapter, story_of
+from ms_kungfu.launcher.wire.codec import DECODING_ERRORS
 
 _PROGRAM = "kungfu-run explain"
 
@@ -114,13 +115,12 @@ def each_event(lines: Iterable[bytes]) -> Iterator[e.Event | None]:
             continue
         try:
             event = decoder.decode(line)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except DECODING_ERRORS:
             yield None
             continue
         if isinstance(event, e.LogBegan) and event.version != e.VERSION:
             raise ValueError(
                 f"the log has format version {event.version}, but this ms_kungfu reads version {e.VERSION}; use the "
-                f"ms_kungfu "
-                "that wrote the log"
+                "ms_kungfu that wrote the log"
             )
         yield event

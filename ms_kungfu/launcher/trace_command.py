@@ -19,6 +19,7 @@ from ms_kungfu._flags import FlagParser, UsageError, failed
 from ms_kungfu._processes import printing
 from ms_kungfu._words import counted, printable
 from ms_kungfu.launcher.state.timeline import Offset, TraceEvent, WorkerTrace, offsets_of, summary_of
+from ms_kungfu.launcher.wire.codec import DECODING_ERRORS
 
 _PROGRAM = "kungfu-run trace"
 _TRACES = "trace-*.json"
@@ -78,7 +79,7 @@ def _numbered(path: Path) -> Iterator[tuple[int, TraceEvent]]:
                 event = _EVENT.decode(line.rstrip().rstrip(b","))
             except RecursionError:
                 raise ValueError(f"{path}, line {number}: the event is nested too deeply") from None
-            except (msgspec.MsgspecError, UnicodeDecodeError):
+            except DECODING_ERRORS:
                 continue
             yield number, event
 

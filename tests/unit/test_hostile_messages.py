@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -206,7 +207,10 @@ class Channel:
 
 
 def listened(*messages, owner=None):
-    agent = RemoteAgent(owner or Owner(), Channel(*messages), REGISTRATION, None)
+    async def made():  # Python 3.9 makes an asyncio.Event only where an event loop runs
+        return RemoteAgent(owner or Owner(), Channel(*messages), REGISTRATION, None)
+
+    agent = asyncio.run(made())
     agent.segments[3] = SimpleNamespace(
         words={}, beats={}, waits={}, attempt=1, was_made=lambda *_: None, pass_on_sync_points=lambda _: None,
         note_progress=lambda *_: None,

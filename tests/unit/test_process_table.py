@@ -1,5 +1,6 @@
 """What is asked about the processes of a host, without any."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,11 @@ def table(*peers, out=(), told=()):
         leaves=SimpleNamespace(told_to_end=set(told)),
     )
     nothing: Any = None
-    found = ProcessTable(broker, nothing)
+
+    async def made() -> ProcessTable:  # Python 3.9 makes an asyncio.Event only where an event loop runs
+        return ProcessTable(broker, nothing)
+
+    found = asyncio.run(made())
     for key, peer in enumerate(peers):
         found.add(Process(key, str(peer), peer.host, peer, state=WorkerState.RUNNING))
     return found

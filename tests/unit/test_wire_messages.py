@@ -118,36 +118,63 @@ def test_messages_of_all_kinds_survive_a_collection_of_garbage(lots):
 
 
 @pytest.mark.parametrize(
-    ("data", "why"),
+    ("data", "reason"),
     [
-        (b"", "truncated"),
-        (b"\xff", "malformed"),
-        (b'{"type": "ends", "why": "\xff"}', "not UTF-8"),
-        (b'{"type": "ends", "why": "\\ud800"}', "malformed|truncated"),
-        (b'{"type": "ends", "why": "\\udc80."}', "surrogate"),
-        (b'{"type": "ends", "why": "\xed\xa0\x80"}', "not UTF-8"),
-        (b'{"type": "ends", "why": "w", "more": 1}', "unknown field"),
-        (b'{"type": "ends"}', "missing required"),
-        (b'{"why": "w"}', "missing required field `type`"),
-        (b'{"type": "no\\u001b[2J", "why": "w"}', "Invalid value"),
-        (b'{"type": "hung_up", "number": %s}' % (b"9" * 5000), "out of range"),
-        (b'{"type": "hung_up", "number": -1}', ">= 0"),
-        (b'{"type": "hung_up", "number": 1.5}', "got `float`"),
-        (b'{"type": "hung_up", "number": true}', "got `bool`"),
-        (b'{"type": "looked", "beats": {}, "now": NaN}', "malformed"),
-        (b'{"type": "looked", "beats": {}, "now": 1e999}', "out of range"),
+        (b"", ""),
+        (b"\xff", "it is not UTF-8"),
+        (b'{"type": "ends", "why": "\xff"}', "it is not UTF-8"),
+        (b'{"type": "ends", "why": "\xed\xa0\x80"}', "it is not UTF-8"),
+        (b'{"type": "ends", "why": "\\ud800"}', ""),
+        (b'{"type": "ends", "why": "\\udc80."}', ""),
+        (b'{"type": "ends", "why": "w", "more": 1}', ""),
+        (b'{"type": "ends"}', ""),
+        (b'{"why": "w"}', ""),
+        (b'{"type": "no\\u001b[2J", "why": "w"}', ""),
+        (b'{"type": "hung_up", "number": %s}' % (b"9" * 5000), ""),
+        (b'{"type": "hung_up", "number": -1}', ""),
+        (b'{"type": "hung_up", "number": 1.5}', ""),
+        (b'{"type": "hung_up", "number": true}', ""),
+        (b'{"type": "looked", "beats": {}, "cores": [], "now": NaN}', ""),
+        (b'{"type": "looked", "beats": {}, "cores": [], "now": 1e999}', ""),
         (b"[" * 100_000, "nested more than 64 levels deep"),
         (b'{"x": ' * 100_000, "nested more than 64 levels deep"),
-        (b'{"type": "ends", "why": "%s"}' % (b"[" * 1000), None),
-        (b'{"type": "hung_up", "number": 1, "number": 2}', None),
     ],
 )
-def test_message_with_one_mistake_is_refused_with_the_reason(data, why):
-    if why is None:
+def test_message_with_one_mistake_is_rejected(data, reason):
+    """Only this package's own reasons are compared: the text of the others belongs to `msgspec`."""
+    with pytest.raises(ProtocolError, match=f"a message is malformed: .*{reason}"):
         m.FROM_HOST(data)
-    else:
-        with pytest.raises(ProtocolError, match=why):
-            m.FROM_HOST(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"type": "ends", "why": "w"}',
+        b'{"type": "ends", "why": "%s"}' % (b"[" * 1000),
+        b'{"type": "hung_up", "number": 1}',
+        b'{"type": "hung_up", "number": 1, "number": 2}',
+        b'{"type": "looked", "beats": {}, "cores": [], "now": 1.5}',
+    ],
+)
+def test_valid_messages_are_accepted(data):
+    m.FROM_HOST(data)
+
+
+class _OldDecoder:
+    """As in `msgspec` before 0.21, the newest version for Python 3.9: its errors aren't ValueErrors."""
+
+    def decode(self, data):
+        raise msgspec.MsgspecError("JSON is malformed")
+
+
+def test_errors_of_old_msgspec_versions_become_protocol_errors(monkeypatch):
+    reads = Reads(m.Ends)
+    monkeypatch.setitem(reads.__dict__, "_decoder", _OldDecoder())
+    with pytest.raises(ProtocolError, match="a message is malformed: JSON is malformed"):
+        reads(b"{}")
+    monkeypatch.setattr(msgspec, "convert", lambda value, kinds: _OldDecoder().decode(value))
+    with pytest.raises(ProtocolError, match="JSON is malformed"):
+        reads.convert({})
 
 
 def test_page_of_messages_is_current():

@@ -17,6 +17,8 @@ from ms_kungfu._decoding import MalformedError, ProtocolError, check_depth
 from ms_kungfu._words import printable
 
 T = TypeVar("T")
+# What `msgspec` raises for a document that it rejects. Its DecodeError isn't a ValueError before version 0.21.
+DECODING_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 _MAX_SHOWN = 200
 
 
@@ -35,19 +37,21 @@ class Reads(Generic[T]):
         try:
             check_depth(data)
             return self._decoder.decode(data)
-        except (ValueError, RecursionError) as error:
-            raise ProtocolError(f"a message is malformed: {_words_of(error)}") from None
+        except DECODING_ERRORS as error:
+            raise ProtocolError(f"a message is malformed: {_reason(error, data)}") from None
 
     def convert(self, value: object) -> T:
         """Validate an object that has already been decoded from JSON, and convert it to a message."""
         try:
             return msgspec.convert(value, self.kinds)
-        except (ValueError, RecursionError) as error:
-            raise ProtocolError(_words_of(error)) from None
+        except DECODING_ERRORS as error:
+            raise ProtocolError(_reason(error)) from None
 
 
-def _words_of(error: Exception) -> str:
-    if isinstance(error, UnicodeDecodeError):
+def _reason(error: Exception, data: bytes = b"") -> str:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
         return "it is not UTF-8"
     if isinstance(error, (MalformedError, msgspec.MsgspecError)):
         return printable(str(error)[:_MAX_SHOWN])
