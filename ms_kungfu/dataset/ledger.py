@@ -63,7 +63,6 @@ of an entry, needs the next format number. Older readers reject that number.
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import secrets
@@ -74,6 +73,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable
+
+import msgspec
 
 from ms_kungfu import env, runtime
 from ms_kungfu._decoding import decode_object
@@ -91,7 +92,6 @@ _REASON_CHARS = 80
 _MAX_LINE = 64 * 1024 * 1024
 _WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError)  # raised for a line that isn't a record
 _PLACE = ("epoch", "step", "steps", "rank", "version")
-_ENCODER = json.JSONEncoder(separators=(",", ":"))  # `json.dumps` would make one for each line
 _log = logging.getLogger(__name__)
 _process = secrets.token_hex(6)
 
@@ -111,7 +111,7 @@ def worker_of(file: str) -> str:
 
 def seal(values: dict[str, Any], before: int = 0) -> tuple[bytes, int]:
     """Return `values` as a line without a newline, and the line's crc. `before` is the crc of the previous line."""
-    text = _ENCODER.encode(values).encode()[:-1]
+    text = msgspec.json.encode(values)[:-1]
     crc = zlib.crc32(text, before)
     return text + b',"crc":"%08x"}' % crc, crc
 

@@ -78,8 +78,10 @@ def deaths(step: int, longer_s: float) -> None:
 
 def step_ended(step: int) -> None:
     """Log failures and a long compilation in the step that has just ended. Report a step that took unusually long."""
-    longer_s = membership.current().ended_steps.last_took_longer_s
-    compiled_s = _compiled_s()
+    compiled_s, ended_steps = _compiled_s(), membership.current().ended_steps
+    if ended_steps.last_s < _COMPILED_S and not membership.lost_ranks():  # so it can't have taken a second longer
+        return
+    longer_s = ended_steps.last_took_longer_s
     is_logged = min(compiled_s, longer_s) >= _COMPILED_S
     is_cause = is_logged and compiled_s >= longer_s / 2
     deaths(step, max(0.0, longer_s - compiled_s) if is_cause else longer_s)

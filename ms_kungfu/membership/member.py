@@ -10,13 +10,11 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any, Callable, TypeVar
-
-import numpy as np
+from typing import Any, Callable, TypeVar
 
 from ms_kungfu import _core
 from ms_kungfu._run_time import run_time
@@ -25,9 +23,6 @@ from ms_kungfu.cluster import MAX_WORKERS, MAX_WORKERS_OF_HOSTS, Cluster, PeerID
 from ms_kungfu.cluster_store import ClusterStore, open_store
 from ms_kungfu.env import Variable
 from ms_kungfu.membership.reductions import Outcomes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 T = TypeVar("T")
 
@@ -88,16 +83,21 @@ class EndedSteps:
     @property
     def each_s(self) -> float:
         """The median duration of the last steps in seconds; 0 if unknown. A compilation doesn't distort the median."""
-        return _median(list(self._durations))
+        return _median(self._durations)
+
+    @property
+    def last_s(self) -> float:
+        """The duration of the last step in seconds; 0 if unknown."""
+        return self._durations[-1] if self._durations else 0.0
 
     @property
     def last_took_longer_s(self) -> float:
         """Return how many seconds longer the last step took than the median of the steps before; 0 if unknown."""
-        *before, last = list(self._durations) or [0.0]
-        return max(0.0, last - _median(before)) if before else 0.0
+        before = list(self._durations)[:-1]
+        return max(0.0, self.last_s - _median(before)) if before else 0.0
 
 
-def _median(durations: Sequence[float]) -> float:
+def _median(durations: Collection[float]) -> float:
     return max(0.0, median(durations)) if durations else 0.0
 
 
@@ -136,7 +136,6 @@ class Member:
         self.core = self.ports.core
         self.outcomes = Outcomes(self.core)
         self.joining = threading.RLock()
-        self.row: NDArray[np.uint64] = np.zeros(5, np.uint64)  # the buffer of the all-reduce in `step_agreement.follow`
         self.begun = False  # whether `ms_kungfu.runtime.init` has returned
         self.cores_fixed = False  # whether `cores.fix_cores` has returned
         self._broker: BrokerClient | None = None

@@ -20,10 +20,8 @@ from ms_kungfu.membership.joining import detach, enter, join, request_segment
 from ms_kungfu.membership.member import Change, Member, current
 from ms_kungfu.membership.requested_size import LATER, PENDING, REFUSED, drop, pursue, refusal_of, unpack, want
 
-_MAX = 3  # the reduction "max" in `_arrays.OPS`
 # The launcher's own timeout expires earlier, so that the launcher can still prepare a version without joining workers.
 _GIVE_UP_MARGIN_S = 10.0
-_ALL_BITS = (1 << 64) - 1
 
 Settle = Callable[[bool], bool]
 
@@ -139,22 +137,17 @@ def follow(member: Member, wait: bool, must: bool = False, word: int = 0, settle
     With `wait`, return only when the requested size is reached, or raise ResizeError if that is impossible. With
     `must`, an unreachable config server is an error. :func:`step` describes `word` and `settle`.
     """
-    core, row = member.core, member.row
-    present, version = int(core.size()), int(core.cluster_version())
-    stays = Change(False, False, present, present)
+    core = member.core
+    version = int(core.cluster_version())
     ready = True
     while True:
-        # Compute the maximum of the words and the maximum of their complements. These two maxima are complements of
-        # each other only if all words are equal.
-        became = pursue(member, wait, must)
-        row[:] = (int(core.announced_version()), member.requested_size or 0, became, word, word ^ _ALL_BITS)
-        core.all_reduce("kungfu/step", row, row, _MAX)
+        outcome = pursue(member, wait, must)
+        announced, requested, outcome, same = core.agree_after_step(member.requested_size or 0, outcome, word)
         if settle is not None:
-            if settle(int(row[3]) == int(row[4]) ^ _ALL_BITS):
-                return stays
+            if settle(same):
+                return no_change()
             settle = None
-        announced, requested = int(row[0]), int(row[1])
-        kind, size, value = unpack(int(row[2]))
+        kind, size, value = unpack(outcome)
         member.requested_size = requested or None
         if kind == REFUSED:
             refusal = refusal_of(member, value)
@@ -178,7 +171,7 @@ def follow(member: Member, wait: bool, must: bool = False, word: int = 0, settle
         if wait and pending is not None:
             ready = _await_prepared(member, max(pending, member.superseded + 1))
         elif not wait or kind == LATER or member.requested_size is None:
-            return stays
+            return no_change()
 
 
 def _patience_s(member: Member) -> float:

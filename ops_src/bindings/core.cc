@@ -154,6 +154,24 @@ Operation AllReduce(const char* name, int op) {
   return {Kind::kAllReduce, name, nullptr, 0, KF_UINT8, static_cast<kf_op>(op)};
 }
 
+// After a step, lets all ranks agree on the newest announced cluster version, a requested size, and the outcome of a
+// request: on the maximum of each. Also returns whether all ranks passed the same `word`: the maximum of the words and
+// the maximum of their complements are complements of each other only then. Collective. It is one call because Python
+// code is slow here: the step's computation has emptied the caches.
+std::tuple<uint64_t, uint64_t, uint64_t, bool> AgreeAfterStep(uint64_t size, uint64_t outcome, uint64_t word) {
+  const auto communicator = Joined();
+  uint64_t row[] = {communicator->announced(), size, outcome, word, ~word};
+  kf_tensor tensor{row, row, std::size(row)};
+  Operation operation = AllReduce("kungfu/step", KF_MAX);
+  operation.dtype = KF_UINT64;
+  operation.layout = "(5,)";
+  operation.tensors = &tensor;
+  operation.num_tensors = 1;
+  shards::Step::Get().Refuse(operation.name, /*gradients=*/false);
+  Waiting([&] { communicator->Run(operation); });
+  return {row[0], row[1], row[2], row[3] == ~row[4]};
+}
+
 // An all-reduce that a program prepares once and runs many times.
 class PreparedAllReduce {
  public:
@@ -369,6 +387,9 @@ PYBIND11_MODULE(_core, m) {
         ArrayOperation(AllReduce(name, op), in, out, dtype).Run();
       },
       py::arg("name"), py::arg("input"), py::arg("output"), py::arg("op"), py::arg("dtype") = -1);
+  m.def("agree_after_step", &AgreeAfterStep, py::arg("size"), py::arg("outcome"), py::arg("word"),
+        "Return the maximum of all ranks' announced versions, `size`s and `outcome`s, and whether all `word`s are "
+        "equal.");
   py::class_<PreparedAllReduce>(m, "PreparedAllReduce")
       .def(py::init<std::string, const py::object&, const py::object&, int, int>(), py::arg("name"), py::arg("input"),
            py::arg("output"), py::arg("op"), py::arg("dtype") = -1)

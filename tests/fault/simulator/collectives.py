@@ -251,6 +251,12 @@ class Core:
         output[:] = np.maximum.reduce(list(brought.values()))
         self.reduced_in = max(self.reduced_in, generation + 1)
 
+    def agree_after_step(self, size, outcome, word):
+        row = np.array([self.announced_version(), size, outcome, word, word ^ 0xFFFF_FFFF_FFFF_FFFF], np.uint64)
+        self.all_reduce("kungfu/step", row, row, OPS["max"])
+        announced, size, outcome, word, complement = map(int, row)
+        return announced, size, outcome, word == complement ^ 0xFFFF_FFFF_FFFF_FFFF
+
     def all_gather(self, name, input, output, dtype=-1, kind=""):
         brought, _ = self.run(name, input.copy())
         output[:] = 0  # of the dead
