@@ -96,6 +96,7 @@ class KungFuElasticCallback(Callback):
             at_least(1, global_batch_size, "global_batch_size")
         # `_steps` is the number of steps in an epoch of an ordinary dataset.
         self._epochs_before = self._last_step = self._steps = 0
+        self._assignment: tuple[int, ...] = ()  # for which `batch_num` was computed; always () for ordinary datasets
         self._epoch_ended = False  # whether an epoch has ended since MindSpore's loop last checked whether to stop
         self._others: Others | None = None
         self._bound: list[ExitStack] = []  # each stack restores the methods of a model that runs with this callback
@@ -281,7 +282,10 @@ class KungFuElasticCallback(Callback):
         params.cur_step_num += training.step - step
         params.cur_epoch_num += training.epoch - epoch
         self._epochs_before += training.epoch - epoch
-        _tell_steps_of_epoch(params, self._steps)
+        assignment = params.train_dataset._assignment() if is_elastic else ()
+        if assignment != self._assignment:
+            self._assignment = assignment
+            _tell_steps_of_epoch(params, self._steps)
         # With an ordinary dataset, a joining worker doesn't know at which step the other workers' epoch ends. So the
         # worker stops after step `_last_step`.
         if training.should_stop or (not is_elastic and training.step >= self._last_step):

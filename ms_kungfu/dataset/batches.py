@@ -73,7 +73,7 @@ class Batches:
             dataset.commit(self._participants())
         elif dataset.driven is None:
             self._reductions.take_commits()  # discard commits that belong to no step
-        wanted = (runtime.cluster_version(), cursor.epoch, dataset._dealing.changes)
+        wanted = dataset._assignment()
         if wanted != self._dealt_for:
             self.stop()
             where, lengths = dataset._deal()

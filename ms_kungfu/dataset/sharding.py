@@ -264,8 +264,8 @@ class EpochCursor:
     def commit(self, participants: Sequence[int] | None = None) -> list[Step]:
         """Count the assigned steps as trained by `participants` (None means all members), and return these steps."""
         steps, self.pool, self.taken = self.taken, self.rest, []
-        if participants is not None:
-            for step in steps:
+        for step in steps:
+            if participants is not None and not set(participants).issuperset(step.members):
                 self.pool += step.outcome(participants)[1]
         self.steps += len(steps)
         return steps

@@ -107,6 +107,10 @@ class Shares:
         """Number of trained steps of this epoch."""
         return self._steps_before + self._cursor.steps
 
+    def _assignment(self) -> tuple[int, ...]:
+        """Return a value that changes whenever the rest of the epoch is assigned to the workers again."""
+        return runtime.cluster_version(), self._cursor.epoch, self._dealing.changes
+
     @property
     def members(self) -> tuple[int, ...]:
         """The ranks to which the next step is assigned: all ranks that aren't known to have failed."""
