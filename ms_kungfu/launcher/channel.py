@@ -9,7 +9,7 @@ end uses TLS. A TLS handshake begins with byte 22. An unencrypted message begins
 small. If only one end uses TLS, the called end sends an unencrypted error message, and both ends report an error.
 
 An unencrypted connection never reads ahead, because a new owner may take over the connection exactly after the last
-message. If TLS has read ahead, the new owner gets these bytes together with the connection.
+message. If TLS has read ahead, the new owner gets the bytes that were read ahead together with the connection.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Stream:
     async def hear_out(self) -> None:
         """Let the other end read why its connection was rejected, before the connection is closed.
 
-        Without this, the reason could be lost: if a socket is closed while received bytes are unread, the kernel
+        Without this wait, the reason could be lost: if a socket is closed while received bytes are unread, the kernel
         discards the data that was sent last.
         """
         if self._ended:
@@ -270,8 +270,8 @@ class Channel(Stream):
         """Return the socket's descriptor. From now on, the caller owns the descriptor and `tls`.
 
         Call this only if no task is receiving, and no data is left to send. The connection ends if the other end
-        accepts no data for `silent_s` seconds. A transport's thread reads all the time, so in that case the other end
-        is stopped or unreachable.
+        accepts no data for `silent_s` seconds. The other end's transport thread reads all the time, so an end that
+        accepts no data is stopped or unreachable.
         """
         self._loop.remove_writer(self._socket)
         _notice_the_end(self._socket, silent_s)
@@ -424,9 +424,9 @@ def _notice_the_end(connection: socket.socket, seconds: float | None) -> None:
 
     An outage that is at least one second shorter than `seconds` doesn't end the connection.
 
-    The kernel checks the time since the last answer only before it sends another probe. So it must send a probe once
-    per second, even if data is unacknowledged. For unacknowledged data, TCP doubles the time between probes. Linux 6.15
-    and newer can limit that time.
+    The kernel checks the time since the last answer only before it sends another probe. So the kernel must send a probe
+    once per second, even if data is unacknowledged. For unacknowledged data, TCP doubles the time between probes. Linux
+    6.15 and newer can limit that time.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0 if seconds is None else 1)

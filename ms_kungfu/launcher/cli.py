@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def command(name: str) -> Callable[[list[str]], int]:
-    """Return a command's function. The modules are imported here, so that a job doesn't load them."""
+    """Return a command's function. The commands' modules are imported here, so that a job doesn't load them."""
     from ms_kungfu.launcher.commands import evict, resize
     from ms_kungfu.launcher.dashboard.report import report
     from ms_kungfu.launcher.explain_command import explain

@@ -211,7 +211,7 @@ def _url_of_job(program: str, pid: int | None) -> str:
     """Return the URL of a job's config server.
 
     The job is the one that launcher `pid` runs. If `pid` is None, it is the user's only job on this machine. If the
-    user has several jobs, raise UsageError, even if only one of them can be resized: the user may mean another one.
+    user has several jobs, raise UsageError, even if only one of them can be resized: the user may mean another job.
     """
     jobs = _jobs_of_this_user(pid)
     if not jobs:
@@ -246,7 +246,7 @@ def _listed(pid: int | None, job: Mapping[str, Any]) -> str:
 
 
 def _jobs_of_this_user(pid: int | None) -> list[tuple[int | None, dict[str, Any]]]:
-    """Return the process ID of the launcher, and the status, of each job of this user on this machine.
+    """Return, for each job of this user on this machine, the launcher's process ID and the job's status.
 
     The process ID is None if only the job's config server runs here, but no launcher.
     """

@@ -49,8 +49,8 @@ class NoAnswerError(OSError):
 def reason_of(error: Exception, before: str = "") -> str:
     """Return a short reason for the failure of a call.
 
-    `before`: why the previous call failed. Return `before` if this call failed only because of a time limit, which
-    explains less.
+    `before`: why the previous call failed. Return `before` if this call exceeded a time limit, because that explains
+    less.
     """
     number = getattr(error, "errno", None) or 0  # error codes of name resolution are negative
     return os.strerror(number) if number > 0 else str(error) or before or "timed out"

@@ -53,7 +53,8 @@ class CoreClaims:
         self, allowed: Callable[[], list[int]], quota: Callable[[], float | None], directories: Iterable[Path]
     ) -> None:
         self._allowed, self._quota = allowed, quota
-        # Containers with a CPU quota don't see each other's locks. A random first core spreads them over the cores.
+        # Containers with a CPU quota don't see each other's locks. A random first core spreads the containers over the
+        # cores.
         self._first = random.randrange(1 << 16)
         self._claimed: set[int] = set()
         self._has_warned = False
@@ -73,7 +74,7 @@ class CoreClaims:
         return cores, taken
 
     def look(self) -> tuple[list[int], tuple[int, ...]]:
-        """Return the cores that the job may use, and the cores among them that other jobs have claimed.
+        """Return the cores that the job may use, and which of these cores other jobs have claimed.
 
         The quota limits the number of cores.
         """

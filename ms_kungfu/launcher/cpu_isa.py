@@ -145,7 +145,7 @@ def measured(cpuinfo: str | None = None) -> Times:
     """Return the times on this processor with the installed MindSpore, from the user's cache if possible.
 
     Only one process measures at a time. Raises NotMeasuredError if the convolution can't be measured. The cache stores
-    this failure for a day.
+    such a failure for a day.
     """
     library = find_library()
     if library is None:

@@ -128,7 +128,7 @@ def _names(kind: Kind, environ: Mapping[str, str], count: int) -> list[str]:
 def _from_table(
     table: rank_table.RankTable, host: str, visible: list[str] | None, environ: Mapping[str, str]
 ) -> Devices:
-    """Return this host's devices in a rank table. MindSpore requires that a process sees all of them."""
+    """Return this host's devices in a rank table. MindSpore requires that a process sees all these devices."""
     servers = [s for s in table.servers if host in (s.id, s.extra.get("host_ip"), s.extra.get("host_nic_ip"))]
     if len(table.servers) == 1:
         servers = list(table.servers)

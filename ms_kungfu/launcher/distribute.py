@@ -1,10 +1,10 @@
 """Start a command on each host over ssh, from one shell (kungfu-distribute).
 
 If the command fails on one host, kungfu-distribute ends it on all hosts. But if the command, or a script that it runs,
-starts kungfu-run on these hosts, kungfu-run decides what happens when the command ends on one host. With -w, the other
-hosts continue. So a failure ends the command on all hosts only if no job has begun yet. When a job begins, the
-kungfu-run on the head node notifies the shell on its host (KUNGFU_DISTRIBUTE_SHELL). That shell prints a marker among
-the command's output.
+starts kungfu-run on these hosts, kungfu-run decides how the end of the command on one host affects the others. With -w,
+the other hosts continue. So a failure ends the command on all hosts only if no job has begun yet. When a job begins,
+the kungfu-run on the head node notifies the shell on its host (KUNGFU_DISTRIBUTE_SHELL). That shell prints a marker
+among the command's output.
 """
 
 from __future__ import annotations

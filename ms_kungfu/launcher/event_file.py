@@ -8,14 +8,14 @@
 
 3. Writing also stops for good after the first error. As a result, a full disk causes only one line in the launcher's
    log. If the disk allows truncation, the file then ends with a whole line.
-   (`test_full_disk_stops_the_log_with_one_line`.) It also counts as an error if the file has been deleted.
+   (`test_full_disk_stops_the_log_with_one_line`.) A deleted file also counts as an error.
    (`test_deleted_log_is_reported_with_one_line`.)
 
 4. The thread locks the file. A job never replaces the log of another running job, and never appends to it.
    (`test_log_of_a_running_job_is_left_to_it`.)
 
 5. The same thread writes the report after the last line. If writing the report fails or takes too long, the job ends
-   without it. (`test_report_that_fails_costs_one_line`.)
+   without the report. (`test_report_that_fails_costs_one_line`.)
 """
 
 from __future__ import annotations

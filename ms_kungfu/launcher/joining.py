@@ -2,7 +2,7 @@
 
 The head node sends the job's program and flags over a separate connection, which changes nothing on the head node. Then
 the joining host behaves like any other host: its launcher (`agent`) calls the controller. The launcher reports that the
-host joins, and how many slots it has.
+host joins, and how many slots the host has.
 
 The controller resolves each conflict in one place (`RemoteHosts._take_in`), at once and according to the job's state at
 that moment:
@@ -12,7 +12,7 @@ that moment:
 - The failure of a host may be unnoticed when the host wants to join again, for example because its machine has
   restarted within -host-timeout. Until -host-timeout is over, the host is rejected as "a host of the job already".
 - A failure at the same time causes no conflict. Each write to the store is computed from the state that is known when
-  it is sent, and only one write is sent at a time.
+  the write is sent, and only one write is sent at a time.
 
 A host that comes back shares only its name with the failed host:
 
@@ -21,8 +21,8 @@ A host that comes back shares only its name with the failed host:
   excluded (`ClusterVersions`).
 - Cluster versions: versions that were known when the host came back refer to the failed host, and are never committed.
 
-If the former launcher still runs on the host, for example because the machine was suspended, the new launcher can't
-bind its port.
+If the former launcher is still running on the host, for example because the machine was suspended, the new launcher
+can't bind its port.
 """
 
 from __future__ import annotations
@@ -150,10 +150,10 @@ class _NoLeaderError(RefusedError):
 async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) -> tuple[PeerID, Host, m.Terms]:
     """Ask the controller for the job's settings. Return the controller's host, this host, and the settings.
 
-    If the job's controller can move to another host, the present one may just have failed. Then the next controller
-    acquires the lease when the lease expires. So this host reads the lease repeatedly until the lease's holder answers
-    and isn't about to leave the job. If the lease has no holder, the rule in `_head_of` applies. A job whose
-    controller can't move writes no snapshot, so an existing snapshot belongs to an earlier job.
+    If the job's controller can move to another host, the present controller may just have failed. Then the next
+    controller acquires the lease when the lease expires. So this host reads the lease repeatedly until the lease's
+    holder answers and isn't about to leave the job. If the lease has no holder, the rule in `_head_of` applies. A job
+    whose controller can't move writes no snapshot, so an existing snapshot belongs to an earlier job.
     """
     loop = asyncio.get_running_loop()
     deadline, before = loop.time() + _LEADER_S, ""
@@ -174,8 +174,8 @@ async def _terms(request: JoinRequest, store: ClusterStore, cluster: Cluster) ->
                 f"{_LEADER_S:g} s; join again when it has left"
             )
         except RefusedError as error:
-            # A new leader may not know yet that it has the lease, and then answers that it doesn't control the job. So
-            # try again.
+            # A new leader might not know yet that it has the lease, and then answers that it doesn't control the job.
+            # So try again.
             is_certain = not isinstance(error, _NoLeaderError) and not vacant and before in ("", holder)
             if not moves or is_certain:
                 raise
@@ -234,7 +234,7 @@ async def _ask_controller(
 
 
 def _head_of(store: ClusterStore, cluster: Cluster) -> PeerID:
-    """Return the head node: the host of the config server, or the first host if none runs it (see `host_flags`)."""
+    """Return the head node: the host of the config server, or the first host if no host runs one (see `host_flags`)."""
     wanted = network.addresses_of_server(store.servers)
     for runner in cluster.runners:
         address = Host(runner.host).address
@@ -244,7 +244,7 @@ def _head_of(store: ClusterStore, cluster: Cluster) -> PeerID:
 
 
 def _own_host(request: JoinRequest, head: PeerID) -> Host:
-    """Return this host. By default, the host's name is the address from which it reaches the controller."""
+    """Return this host. By default, the host's name is the address from which the host reaches the controller."""
     if request.own is not None:
         return request.own
     if request.interface is not None:

@@ -55,7 +55,7 @@ class Machine:
         threading.Thread(target=function, name=name, daemon=True).start()
 
     async def in_thread(self, function: Callable[[], T]) -> T:
-        """Call `function` in a thread, like `asyncio.to_thread`, but let the process exit without waiting for it."""
+        """Call `function` in a thread, like `asyncio.to_thread`, but let the process exit before the call returns."""
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()
 

@@ -2,8 +2,8 @@
 
 `import mindspore` takes about a second of processor time. The fork server (`agent/fork_server.py`) imports MindSpore
 once for all workers of a host, so a forked worker starts without this second. The program must not notice that. In
-particular, MindSpore reads environment variables while it is imported, so a program may set a variable first. A program
-is therefore forked only if these conditions hold. Otherwise each worker is started separately:
+particular, MindSpore reads environment variables while it is imported, so a program may set a variable before the
+import. A program's workers are therefore forked only if these conditions hold, and are started separately otherwise:
 
 1. The command is a Python interpreter with a script, or with a module in the current folder. Only flags that don't
    change where Python finds modules precede the script.
@@ -158,7 +158,7 @@ def _may_change_the_process(node: ast.AST) -> bool:
 
 
 def _that_run(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.Expr]:
-    """Yield the imports and the calls that run when a module is imported, which excludes those in functions."""
+    """Yield the imports and the calls that run when a module is imported, but not those in functions."""
     for each in ast.iter_child_nodes(node):
         if isinstance(each, ast.Expr):
             if not isinstance(each.value, ast.Constant):

@@ -2,10 +2,11 @@
 
 1. The cost of an unauthenticated client is bounded. The client must prove within `HANDSHAKE_S` that it knows the job's
    secret, and can send only small messages until then. At most `most_unproved` unauthenticated connections are served.
-   If another client connects, the server ends the oldest of them. A client whose connection is ended gets no answer,
-   and can connect again.
+   If another client connects, the server ends the oldest of these connections. A client whose connection is ended gets
+   no answer, and can connect again.
 
-2. If the process lacks descriptors or memory, a listener pauses briefly. In the meantime, clients wait in its backlog.
+2. If the process lacks descriptors or memory, a listener pauses briefly. In the meantime, clients wait in the
+   listener's backlog.
 
 3. An exception ends only the connection in which it occurs. Otherwise, the event loop's exception handler would end the
    job.

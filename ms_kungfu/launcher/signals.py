@@ -1,8 +1,8 @@
 """Handle the launcher's signals until its process has ended.
 
-If `loop.add_signal_handler` is used, a signal gets its default action again when the loop closes. The default action
-kills a launcher that is about to exit with the job's exit code. This matters for SIGTERM, and for SIGUSR1 in a Slurm
-job, because a scheduler that takes nodes away often sends the signal twice.
+With `loop.add_signal_handler`, a signal would get its default action again when the loop closes. The default action
+would kill a launcher that is about to exit with the job's exit code. This matters for SIGTERM, and for SIGUSR1 in a
+Slurm job, because a scheduler that takes nodes away often sends the signal twice.
 """
 
 from __future__ import annotations

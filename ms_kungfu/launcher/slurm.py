@@ -38,7 +38,7 @@ class Step(Struct, frozen=True):
     """A Slurm step.
 
     `own`: the name of this node. `size`: the default number of workers. `port`: the port on which the launchers listen.
-    It is the same on all nodes, and differs from the port of another job on the same nodes.
+    The port is the same on all nodes, and differs from the port of another job on the same nodes.
     """
 
     hosts: tuple[Host, ...]

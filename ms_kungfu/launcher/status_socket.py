@@ -97,8 +97,8 @@ def _bind(listening: socket.socket) -> tuple[Path, int]:
             with made(directory) as folder:
                 name = f"{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}"
                 # Use a path through the folder's descriptor, because a socket's path is limited to 107 bytes. Give the
-                # socket its final name only after it listens, because clients delete a socket that doesn't listen. They
-                # assume that a killed launcher has left the socket.
+                # socket its final name only after it listens, because clients delete a socket that doesn't listen,
+                # assuming that a killed launcher has left it.
                 listening.bind(f"/proc/self/fd/{folder}/.{name}")
                 listening.listen(_BACKLOG)
                 os.rename(f".{name}", name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -109,7 +109,7 @@ def _bind(listening: socket.socket) -> tuple[Path, int]:
 
 
 def never_raises(describe: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:
-    """Return a function like `describe` that never raises an exception, so that a bug in it can't end the job."""
+    """Return a function like `describe` that never raises, so that a bug in `describe` can't end the job."""
     logged = set()
 
     def described() -> dict[str, Any]:

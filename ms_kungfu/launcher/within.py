@@ -14,7 +14,7 @@ async def within(seconds: float | None, work: Awaitable[T]) -> T:
 
     If `work` takes longer than `seconds`, cancel it, wait until it has ended, and raise asyncio.TimeoutError.
 
-    Before Python 3.12, `asyncio.wait_for` is wrong if its caller is cancelled at the moment at which the work fails.
+    Before Python 3.12, `asyncio.wait_for` misbehaves if its caller is cancelled at the moment when the work fails.
     Nested calls swallow the cancellation, or leave an exception that no task retrieves. With this function, a cancelled
     caller always gets CancelledError, after the work has ended.
     """

@@ -221,15 +221,15 @@ class Agent:
     def _may_lead_for(self, said: m.Agent) -> bool:
         """Return whether the host that sent `said` may have read in the store that this host has the lease.
 
-        This host may not know that yet, or may be about to start a controller. Only two kinds of hosts read the store:
-        hosts that send a resync report, and hosts that join a job whose controller can move to another host.
+        This host might not know that yet, or might be about to start a controller. Only two kinds of hosts read the
+        store: hosts that send a resync report, and hosts that join a job whose controller can move to another host.
         """
         return said.report is not None or (said.slots is not None and moves(self._options))
 
     # ---- obeying a controller ----
 
     async def _obey_all(self, channel: AnyChannel | None) -> None:
-        """Obey the controller, and after its failure the next one, until the job has ended on this host."""
+        """Obey the controller, and after its failure the next controller, until the job has ended on this host."""
         options, succession = self._options, self.succession
         joining = m.Agent(self._registration, slots=options.host.slots)  # the controller sends the job's command
         words = m.Agent(self._registration)  # a controller on this host already has the command
@@ -260,7 +260,7 @@ class Agent:
                 words = m.Agent(self._registration, report=self._host.report()) if succession.is_known else joining
 
     async def _obey_one(self, channel: AnyChannel, words: m.Agent, begun: contextlib.ExitStack) -> str:
-        """Obey a controller until the connection to it ends. Return why it ended; "" if the job has ended."""
+        """Obey a controller until the connection ends. Return why the connection ended; "" if the job has ended."""
         succession = self.succession
         head = succession.head_name
         try:
@@ -278,7 +278,7 @@ class Agent:
                 succession.warn_once(f'hosts differ: host={head} reason="{printable(registered.warning)}"')
             while not self._ended.done():
                 self._obey(await channel.receive(m.FROM_CONTROLLER))
-            # The job has ended on this host. A worker that still waits for an answer has exited, or exits soon.
+            # The job has ended on this host. A worker that is still waiting for an answer has exited, or exits soon.
         except asyncio.TimeoutError:
             return f"{PROGRAM} on {head} doesn't answer"
         except ProtocolError as error:

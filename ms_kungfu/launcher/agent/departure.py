@@ -21,7 +21,7 @@ _LET_GO_S = 15.0  # time after -leave-grace for the controller, and for the exit
 
 @dataclass(eq=False)
 class Departure:
-    """Let this host leave the job, or let the job end, after a signal to the launcher.
+    """Make this host leave the job, or end the job, after a signal to the launcher.
 
     Args:
         options: the launcher's options.
@@ -132,6 +132,6 @@ class Departure:
 
     @property
     def exit_code(self) -> int:
-        """Return the launcher's exit code to use if no controller is left."""
+        """Return the launcher's exit code for the case that no controller is left."""
         number = self.interrupted or (signal.SIGTERM if self.is_leaving else 0)
         return 128 + number if number else 1

@@ -1,16 +1,16 @@
-"""Import MindSpore in a worker, fork the fork server, which forks other workers, and run the worker's program.
+"""Import MindSpore in a worker, fork the fork server (which forks other workers), and run the worker's program.
 
 `fork_server` runs this file with the interpreter of the workers' command. So the file imports only the standard
 library.
 
-1. A process must have only one thread when it forks. NumPy's OpenBLAS starts threads while it is imported, but ends
-   them at each fork, and starts them again when it needs them. So the worker forks once before it counts its threads.
-   If another thread is left, the worker runs its program without a fork server.
+1. A process must have only one thread when it forks. NumPy's OpenBLAS starts threads while it is imported, but ends the
+   threads at each fork, and starts them again when it needs them. So the worker forks once before it counts its
+   threads. If another thread is left, the worker runs its program without a fork server.
 2. The fork server and the workers are children of the supervisor, as if the supervisor had started them: each is forked
    by a process that ends at once. The supervisor is a subreaper, so it becomes their parent.
 3. A forked worker waits until the supervisor has written a byte to its gate. The supervisor writes this byte after it
-   has recorded the worker's process ID, so it misses no exit. If the supervisor closes the gate instead, the worker
-   ends.
+   has recorded the worker's process ID, so the supervisor misses no exit. If the supervisor closes the gate instead,
+   the worker ends.
 4. A forked worker replaces the values that the import has read or drawn: the device ID, the key of `multiprocessing`,
    and random numbers. Two workers never begin with the same state of `random`, of NumPy, or of MindSpore's generator.
 5. If the import fails, the worker starts again without this file, so that the error occurs in the worker's program.
@@ -68,7 +68,7 @@ def _preload() -> bool:
         import msgspec  # noqa: F401
     _make_unique()  # raises an error if this MindSpore keeps the values elsewhere
     with warnings.catch_warnings(), contextlib.suppress(OSError):
-        warnings.simplefilter("ignore")  # Python's warning about a fork beside other threads
+        warnings.simplefilter("ignore")  # Python's warning about a fork while other threads exist
         trial = os.fork()
         if trial == 0:
             os._exit(0)
@@ -154,7 +154,7 @@ def _serve(channel: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _become_worker(request: dict[str, Any], fds: list[int], supervisor: int) -> None:
-    """Wait for the gate, and take over what the request says about this worker."""
+    """Wait for a byte at the gate, and apply the request's settings for this worker."""
     stdout, stderr, gate = fds
     if not os.read(gate, 1):
         os._exit(1)

@@ -6,8 +6,8 @@ program. Other workers are forked from the fork server (`fork_program`).
 1. Libraries read the environment and the number of cores while they are imported. So all workers of a fork server have
    the same number of cores and, apart from the variables that describe one worker, the same environment. The first
    worker of another kind forks another fork server, which replaces the previous one.
-2. Only the workers with which a job begins wait for the import. If there is no fork server yet for a worker that joins
-   later, the worker is started without one, because the controller expects the worker's process ID at once.
+2. Only the workers with which a job begins wait for the import. A worker that joins later is started without a fork
+   server if there is none yet, because the controller expects the worker's process ID at once.
 3. If anything about the fork server fails, workers are started without it: the fork server only saves time.
 """
 
@@ -71,7 +71,7 @@ class Start:
 class ForkServer:
     """The supervisor's interface to the fork server. Used from one thread.
 
-    `preloading`: how to run the program, or None if its workers can't be forked.
+    `preloading`: how to run the program, or None if the program's workers can't be forked.
     """
 
     def __init__(self, preloading: Preloading | None) -> None:
@@ -84,7 +84,7 @@ class ForkServer:
         """The workers that wait for the end of the import."""
 
     def suits(self, start: Start) -> bool:
-        """Return whether the worker may be forked from this fork server, or may become the process that forks it."""
+        """Return whether the worker may be forked from this fork server, or may fork this fork server."""
         if self._preloading is None or start.has_device or start.changes.get(env.MSRUN_SIZE.name):
             return False
         shared = {name: value for name, value in start.environment().items() if name not in _OF_ONE_WORKER}

@@ -69,7 +69,7 @@ class HostOfJob:
         self.segments.close()
 
     def hold_deadlines(self, held: bool) -> None:
-        """If `held`, suspend the deadlines of this host's workers and of their requests. Otherwise resume them."""
+        """Suspend (`held`) or resume the deadlines of this host's workers and of their requests."""
         self.segments.hold_deadlines(held)
         self.relay.hold_deadlines(held)
 
@@ -103,7 +103,7 @@ class HostOfJob:
     def go_over_to(self, channel: AnyChannel) -> None:
         """From now on, obey another controller, which has registered this host.
 
-        Repeat the messages that the previous controller may not have received or processed.
+        Repeat the messages that the previous controller might not have received or processed.
         """
         self.segments.forget_what_was_told()
         self.hold_deadlines(False)  # if the new controller waits for the store, it suspends them again

@@ -1,4 +1,4 @@
-"""Let workers of this host write a last checkpoint before a signal ends the job."""
+"""Make workers of this host write a last checkpoint before a signal ends the job."""
 
 from __future__ import annotations
 

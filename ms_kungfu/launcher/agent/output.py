@@ -97,7 +97,7 @@ class _Rank(Struct):
 class _Worker:
     """A worker's streams and last lines.
 
-    `colour`: the rank that the worker had when it started (0 if it had none), which selects the colour of its prefix.
+    `colour`: the worker's rank at its start (0 if it had none), which selects the colour of its prefix.
     """
 
     colour: int
@@ -210,7 +210,7 @@ class Output:
         Args:
             key: the worker's key in this job.
             name: the name of the worker's log files.
-            rank: the worker's rank, which also selects the colour of its prefix; None if it has no rank yet.
+            rank: the worker's rank, which also selects the colour of its prefix; None if the worker has no rank yet.
             held: whether the output isn't shown until `release` is called.
         """
         paths = log_paths(self._logdir, name)
@@ -240,7 +240,7 @@ class Output:
         return ends[0], ends[1]
 
     def release(self, key: int) -> None:
-        """Show the worker's output, and what it has printed so far (at most the last MiB)."""
+        """Show the worker's output, including what the worker has printed so far (at most the last MiB)."""
         self._do(functools.partial(self._show_held, key))
 
     def place(self, key: int, rank: int | None) -> None:

@@ -64,7 +64,7 @@ class Request:
             self.answered.set_result(False)
 
     def note_waiting(self) -> None:
-        """Notify the worker that its request still waits, so that the worker restarts its time limit."""
+        """Notify the worker that its request is still waiting, so that the worker restarts its time limit."""
         self._channel.remind(m.Waiting())
 
     def note_end(self, number: int) -> None:
@@ -143,7 +143,7 @@ class Relay:
         return list(self._holders)
 
     def hold_deadlines(self, held: bool) -> None:
-        """If `held`, the controller waits for the store: suspend the deadlines of requests. Otherwise resume them."""
+        """Suspend the deadlines of requests if `held`, because the controller waits for the store; else resume them."""
         self._held = held
         self._remind()
 
@@ -176,7 +176,7 @@ class Relay:
     # ---- requests of workers ----
 
     def serve(self, request: Request, asked: m.ToJobBroker) -> None:
-        """Send a worker's request to the controller. If it can't be sent, reject or end it immediately."""
+        """Send a worker's request to the controller. If the request can't be sent, reject or end it immediately."""
         if isinstance(asked, m.SlotRequest) and self._is_taken(PeerID.parse(asked.peer), asked.incarnation, request):
             return
         if self._closed:

@@ -114,7 +114,7 @@ class Screen:
         self._open = None if end else writer
 
     def _without_status(self) -> bytearray:
-        """Return the control characters that erase the status line; empty if it isn't drawn."""
+        """Return the control characters that erase the status line; empty if the line isn't drawn."""
         is_drawn, self._is_drawn = self._is_drawn, False
         return bytearray((b"\r" if self._is_fresh else b"") + _ERASE_BELOW if is_drawn else b"")
 
@@ -133,7 +133,7 @@ class Screen:
     def write_if_it_is_read(self, text: str) -> None:
         """Write a line if the stream accepts output now.
 
-        Another thread calls this if the thread that uses this stream is blocked because it writes to another stream.
+        Another thread calls this while this stream's own thread is blocked in a write to another stream.
         """
         with contextlib.suppress(OSError, ValueError):
             if select.select([], [self._fd], [], 0)[1]:

@@ -19,8 +19,8 @@ _ACTIVITY_S = 1.0
 class HostSegment:
     """The shared memory of the ranks that one cluster version has on this host.
 
-    If the cluster version has several hosts, this object also contains the control block of all ranks and the
-    inter-host transport. The transport is then the last member of the segment.
+    If the cluster version has several hosts, this object also contains the inter-host transport and the control block
+    of all ranks. The transport is then the last member of the segment.
     """
 
     def __init__(self, cluster: Cluster, host: str, cores: int, recovers: bool, runtime: Any) -> None:
@@ -78,7 +78,7 @@ class HostSegment:
         self._board.announce(version)
 
     def hold_deadlines(self, held: bool) -> None:
-        """If `held`, suspend the deadlines of this host's ranks. Otherwise resume them."""
+        """Suspend (`held`) or resume the deadlines of this host's ranks."""
         for memory in self._memories:
             memory.hold_deadlines(held)
 
@@ -109,7 +109,7 @@ class HostSegment:
         return self._segment.progress(self._local[rank])
 
     def awaited(self) -> list[tuple[int, int, bool]]:
-        """Return which of this host's ranks waits for which rank, and whether the wait will soon time out.
+        """Return this host's waits: the waiting rank, the awaited rank, and whether the wait will soon time out.
 
         The number -1 is the transport.
         """
@@ -122,7 +122,7 @@ class HostSegment:
         return m.Doing(m.ACTIVITIES[activity] if activity < len(m.ACTIVITIES) else "", seconds, operations)
 
     def set_ending(self, rank: int, ending: bool) -> None:
-        """Record whether a rank is about to be ended. For a rank on another host, record it for the transport."""
+        """Record whether a rank is about to be ended. If the rank is on another host, record this for the transport."""
         self._segment.set_ending(self._local.get(rank, len(self._local)), ending)
 
     def ranks(self) -> list[int]:
@@ -204,7 +204,7 @@ class HostSegments:
         self._making.clear()
 
     def forget_what_was_told(self) -> None:
-        """Forget which reports the previous controller got, so that the next controller gets all."""
+        """Forget which reports the previous controller got, so that the next controller gets all reports."""
         self._words.clear()
         self._failed.clear()
         self._sync_points.clear()
@@ -217,7 +217,7 @@ class HostSegments:
     # ---- commands of the controller ----
 
     def hold_deadlines(self, held: bool) -> None:
-        """If `held`, the controller waits for the store: suspend the workers' deadlines. Otherwise resume them."""
+        """Suspend the workers' deadlines if `held`, because the controller waits for the store; else resume them."""
         self._held = held
         for segment in self.open.values():
             segment.hold_deadlines(held)
@@ -314,7 +314,7 @@ class HostSegments:
         self._later(self._look_s, self._look)
 
     def watch_activity(self, said: m.WatchActivity) -> None:
-        """Begin or stop reporting what the workers are doing, as the controller wants."""
+        """Begin or stop reporting what the workers are doing, as the controller has requested."""
         begins = said.watched and not self._is_watched
         self._is_watched = said.watched
         if begins:

@@ -54,7 +54,7 @@ class Stores:
             asker.send(m.Store(True))
 
     def find(self, peer: PeerID) -> int:
-        """Return a new descriptor of the store of `peer`, which the caller owns, or -1 if there is no store."""
+        """Return a new descriptor, which the caller owns, of the store of `peer`; -1 if there is no store."""
         with self._lock:
             found = [process for process in self._fds if process[0] == peer]
             return os.dup(self._fds[max(found, key=lambda process: process[1])]) if found else -1

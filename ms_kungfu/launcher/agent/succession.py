@@ -83,7 +83,7 @@ class Succession:
     def obeys_itself(self) -> bool:
         """Return whether the controller is in this process.
 
-        If it is, this host still reaches the controller when its network address stops working.
+        If it is, this host still reaches the controller when this host's network address stops working.
         """
         return self.head_name == self.options.host.name
 
@@ -283,7 +283,7 @@ class Succession:
             self.is_known = own in [each.name for each in snapshot.hosts]
             return await self._call(found.holder)
         is_free = not found.holder or (found.holder == own and is_new)
-        # If all hosts were paused, a lease may have expired although its holder lives. A running holder acquires the
+        # If all hosts were paused, a lease may have expired although its holder is alive. A running holder acquires the
         # lease again at once (`EtcdLease._until_it_is_time`), so this host waits. A host that acquired the lease now
         # would consider the holder silent (`LeaderSnapshot.silent`). (`test_a_broken_protocol_is_found_out`.)
         is_early = not found.holder and self._pauses.has_stood_still(self.machine.monotonic())

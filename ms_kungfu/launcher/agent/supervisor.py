@@ -140,7 +140,7 @@ class Supervisor:
                 os.kill(self._pid, signal.SIGCONT)
 
     def remove_at_end(self, path: Path, inode: int) -> None:
-        """Let the supervisor remove a file after the launcher has ended, if the file still has this inode."""
+        """Make the supervisor remove a file after the launcher has ended, if the file still has this inode."""
         with contextlib.suppress(OSError):
             self._channel.send(_encode({"remove": str(path), "inode": inode}))
 
@@ -166,7 +166,7 @@ class Supervisor:
                 if run_time() >= deadline:
                     os.kill(self._pid, signal.SIGKILL)
                 time.sleep(_POLL_S)
-        # Descendants are left only if the supervisor was killed, or if they didn't exit while it waited for them.
+        # Descendants are left only if the supervisor was killed, or if they didn't exit while the supervisor waited.
         for pid in kill_descendants(_PATIENCE_S / 10):
             why = "gets no core on which it could end" if waits_for_a_core(pid) else "hangs in the kernel"
             _log.warning('process left behind: pid=%d reason="can\'t be killed now: it %s"', pid, why)
@@ -210,13 +210,13 @@ def is_resource_tracker(pid: int) -> bool:
 
 
 def kill_group(leader: int, patience_s: float = _GROUP_S) -> None:
-    """Kill the other processes in the process group of a leader that has exited. The leader must not be reaped yet.
+    """Kill the other processes in the process group of a leader that has exited. The leader must not have been reaped.
 
     1. When this function returns, no process in the group runs, except resource trackers. So a rank publishes nothing
        after its exit has been reported.
     2. If the group contains a resource tracker, this process kills those of its children that are in the group, one by
-       one. Only this process reaps these children, so the kernel can't give their IDs to other processes before. When a
-       child has been killed, its own children become children of this process, and are killed next.
+       one. Only this process reaps these children, so the kernel can't give their IDs to other processes until then.
+       When a child has been killed, its own children become children of this process, and are killed next.
     3. If this takes longer than `patience_s` seconds, the whole group is killed.
     """
     deadline = run_time() + patience_s
@@ -344,7 +344,7 @@ class _SupervisorProcess:
             self._forks.waiting.append(start)
 
     def _start_waiting(self) -> None:
-        """Start the workers that wait for the end of an import, if it has ended."""
+        """Start the workers that wait for the end of an import, if the import has ended."""
         if not self._forks.is_importing():
             for start in self._forks.waiting:
                 if not self._fork(start):
@@ -352,7 +352,7 @@ class _SupervisorProcess:
             self._forks.waiting.clear()
 
     def _fork(self, start: Start) -> bool:
-        """Let the fork server fork a worker. Return whether that has succeeded."""
+        """Make the fork server fork a worker. Return whether that has succeeded."""
         forked = self._forks.fork(start)
         if forked is None:
             return False
@@ -418,7 +418,7 @@ class _SupervisorProcess:
 
 
 def _preparation(cores: list[int]) -> Callable[[], None]:
-    """Return what a child of this process runs between fork and exec."""
+    """Return a function that a child of this process runs between fork and exec."""
     supervisor = os.getpid()
 
     def prepare() -> None:
@@ -426,7 +426,7 @@ def _preparation(cores: list[int]) -> Callable[[], None]:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:  # the supervisor was killed before the line above ran
             os._exit(1)
-        # If a shell starts the launcher with "&", the launcher ignores SIGINT. Workers must not ignore it, because
+        # If a shell starts the launcher with "&", the launcher ignores SIGINT. Workers must not ignore SIGINT, because
         # the launcher passes this signal on to them.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         if cores:

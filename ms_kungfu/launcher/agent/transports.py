@@ -38,7 +38,7 @@ class Transport(Protocol):
 
 
 FindStore = Callable[[PeerID], int]
-"""Return a new descriptor of a local worker's model store, which the caller owns, or -1 if there is no store."""
+"""Return a new descriptor, which the caller owns, of a local worker's model store; -1 if there is no store."""
 
 
 def no_stores(peer: PeerID) -> int:

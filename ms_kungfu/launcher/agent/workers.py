@@ -1,6 +1,6 @@
 """Manage the worker processes on this host.
 
-The controller orders which workers are started and signalled, and gets reports about them.
+The controller orders which workers are started and signalled, and gets reports about these workers.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class HostWorkers:
     def _start(self, launch: m.Launch) -> None:
         environment = {**launch.environment, **self._environment}
         if "PYTHONUNBUFFERED" not in self._machine.environ:
-            # The output goes to a pipe. Without this setting, Python would write it late and in blocks, and output
-            # would be lost if a worker is killed.
+            # The output goes to a pipe. Without this setting, Python would write the output late and in blocks, and
+            # output would be lost if a worker is killed.
             environment["PYTHONUNBUFFERED"] = "1"
         if self._machine.environ.get("MS_ENABLE_GRACEFUL_EXIT") == "1":
             # With graceful exit, MindSpore would average over RANK_SIZE ranks of its own communication, which isn't
@@ -141,7 +141,7 @@ class HostWorkers:
     def _allowed(self, launch: m.Launch) -> tuple[int, ...]:
         """Return the cores to which a worker is pinned.
 
-        The result is empty if this host may no longer use any of them, because its cpuset has changed.
+        The result is empty if this host may no longer use any of these cores, because its cpuset has changed.
         """
         allowed = self._machine.allowed_cores() if launch.cores else []
         if launch.cores and not set(launch.cores).intersection(allowed):
@@ -248,7 +248,7 @@ class HostWorkers:
         return list(self._workers.values())
 
     def tell_what_is_new(self) -> None:
-        """Report to the controller what has changed since it got the result of `report`."""
+        """Report to the controller what has changed since the controller got the result of `report`."""
         for key, worker in self._workers.items():
             pid, code = self._reported.get(key, (None, None))
             if pid is None and worker.pid is not None:

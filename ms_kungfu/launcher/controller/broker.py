@@ -1,8 +1,8 @@
 """The broker grants each slot of a cluster version only to the worker process to which the slot belongs.
 
 :class:`ClusterVersions`, which has no side effects, decides how to answer a request. The broker stores the requests
-that wait for an answer. A worker's host relays the worker's requests to the broker (`relay`), and adds the shared
-memory to the answers.
+that wait for an answer. A worker's host relays the worker's requests to the broker (`relay`), and adds the descriptors
+of the shared memory to the answers.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ async def _no_cores(each: int) -> int:
 
 @dataclass(eq=False)
 class Broker:
-    """Record which process has which slot, from construction to `close`. Use a broker in the event loop.
+    """Record which process has which slot, from construction to `close`. Use a broker only in the event loop.
 
     1. After each change of the state, `requests` examines each waiting request again, as soon as the event loop's
        current callback has returned.
-    2. The broker calls each of its own callbacks except `may_prepare` and `on_cores` only after the event loop's
-       current callback has returned, so the state is consistent by then.
+    2. Except for `may_prepare` and `on_cores`, the broker calls its callbacks only after the event loop's current
+       callback has returned, so the state is consistent by then.
 
     Events:
     - `on_unknown_version`: a member has requested a cluster version that the broker doesn't know yet.
-    - `on_commit`: the commit of this version must be written to the snapshot before any worker is notified. When it is
-      written, the handler calls `noted`.
+    - `on_commit`: the commit of this version must be written to the snapshot before any worker is notified. When the
+      commit is written, the handler calls `noted`.
     - `on_committed`: the members have committed this cluster, and adopt it after the given step.
     - `on_prepared`: the members have been notified of this version, because all of its joining workers are ready.
     - `on_ready`: a worker (peer ID and incarnation) or a standby (its number) has joined, or is ready to join.
     - `on_leave`: this member of the newest version may leave. If `on_leave` is None, no worker may leave.
-    - `on_last`: this member got a SIGTERM, but may not leave.
+    - `on_last`: this member got a SIGTERM, but must not leave.
     - `on_trouble`: the shared memory of a version can't be made, for the given reason. `prepare` tries again.
     - `on_cores`: fixes the number of cores of each worker, and returns that number, or 0 if no worker is pinned.
     - `on_expected`: the members have reported which size they expect next.
 
-    `recovers`: whether members continue without failed members. `min_size`: a worker may not leave if fewer workers
-    would remain. `may_prepare` returns whether the members may be notified of a version. After False, call `prepare`
-    as soon as they may be notified. `begun`: the versions that an earlier controller had committed.
+    `recovers`: whether members continue without failed members. `min_size`: how many workers must remain when a worker
+    leaves. `may_prepare` returns whether the members may be notified of a version. If `may_prepare` returns False, call
+    `prepare` as soon as the members may be notified. `begun`: the versions that an earlier controller had committed.
     """
 
     make_segment: MakeSegment
@@ -95,7 +95,7 @@ class Broker:
         self._closed = False
 
     def admit(self, cluster: Cluster) -> None:
-        """Add a version. Members are notified of it when its joining workers are ready. Then they may commit it."""
+        """Add a version. Members are notified of it, and may commit it, when its joining workers are ready."""
         self.versions.admit(cluster)
         self.leaves.follow(cluster)
         self._segments.drop_unknown()
@@ -314,8 +314,8 @@ class Broker:
     def _prepare(self) -> None:
         """If the workers of the next version are ready, notify the current members that they may adopt that version.
 
-        Workers that haven't moved from the previous version to the committed one yet aren't notified. They have agreed
-        on the committed version, and don't check for further changes before they have adopted it.
+        Workers that haven't moved from the previous version to the committed one yet aren't notified. Such workers have
+        agreed on the committed version, and don't check for further changes before adopting it.
         """
         version, committed = self.versions.preparable(), self.versions.committed
         if self._closed or version is None or committed is None or version <= max(committed, self._prepared):

@@ -1,4 +1,4 @@
-"""Hold what a controller's parts share: the job's options and state, and the objects that act on hosts and workers."""
+"""What a controller's parts share: the job's options and state, and the objects that act on hosts and workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller of one job, from the first worker to the last process. It connects the parts and ends the job.
+"""Control one job from the start of its first worker to the exit of its last process.
 
 The controller reacts to the agents' reports, to signals, and to clusters that a client has written to the store.
 `coordinator` makes the decisions, and the other parts carry them out: `nodes` handles hosts, `failures` handles workers
@@ -58,10 +58,10 @@ _log = logging.getLogger(__name__)
 class Controller:
     """Run a job once.
 
-    The launcher of the controller's own host is one of the agents, and registers with `registration`.
-    If a `term` is given, the controller makes decisions only while it has the lease. It writes each decision to the
-    snapshot before it notifies any worker or host. `remove_at_end(path, inode)` lets a file be removed when this
-    process ends. `stop` lets the dashboard end the job through this host's launcher, even under a later controller.
+    The launcher of the controller's own host is one of the agents. `registration` is that launcher's registration. If a
+    `term` is given, the controller makes decisions only while it has the lease. It writes each decision to the snapshot
+    before it notifies any worker or host. `remove_at_end(path, inode)` registers a file for removal when this process
+    ends. `stop` lets the dashboard end the job through this host's launcher, even under a later controller.
     """
 
     make_broker: Callable[..., Broker] = staticmethod(Broker)
@@ -238,7 +238,7 @@ class Controller:
             self.context.remote.tell_lease()
 
     def _on_store_awaited(self, yes: bool) -> None:
-        """Suspend the workers' deadlines while a decision waits for the store. Workers may wait for the decision.
+        """Suspend the workers' deadlines while a decision, for which workers may be waiting, waits for the store.
 
         `yes`: whether a decision waits for the store now.
         """
@@ -350,9 +350,9 @@ class Controller:
     async def _note_the_end(self, verdict: Verdict | None) -> bool:
         """Record the end of the job before any worker or host is notified.
 
-        Otherwise, if a worker exits because the job ends, the next controller would treat the worker as failed. Return
-        False if the store is unavailable. The controller then doesn't wait for the store, because the lease expires
-        anyway.
+        Without this record, the next controller would treat each worker that exits because the job ends as failed.
+        Return False if the store is unavailable. The controller then doesn't wait for the store, because the lease
+        expires anyway.
         """
         if not self.context.leadership.has_held or verdict is None:
             return True

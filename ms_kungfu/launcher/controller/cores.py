@@ -57,7 +57,7 @@ class WorkerCores:
     async def fix(self, each: int) -> int:
         """Fix the number of cores per worker at one value for all workers, because a worker has requested that.
 
-        `each`: the number if none has been fixed yet.
+        `each`: the number to use if none has been fixed yet.
 
         Returns: The number of cores that each worker has from now on, at every cluster size, or 0 if workers aren't
         pinned. The requesting worker starts to train as soon as it has this number of cores.

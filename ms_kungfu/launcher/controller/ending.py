@@ -29,7 +29,7 @@ class EndOfWorkers:
     """The part of a `WorkerManager` that ends worker processes. It runs in the manager's event loop.
 
     `here`: the controller's own host. `on_unkillable` is called with a process that SIGKILL didn't end, and with the
-    reason. `checkpoint` makes each worker that uses checkpoints write one, and returns when all of them are written.
+    reason. `checkpoint` makes each worker that uses checkpoints write a checkpoint, and returns when all are written.
     """
 
     processes: ProcessTable
@@ -49,8 +49,8 @@ class EndOfWorkers:
         """End all workers. Return when no worker is left, or when it is time to kill the remaining workers.
 
         If a launcher got the signal `interrupted_by`, the workers have `-grace-period` to exit. First, each worker that
-        uses checkpoints writes one. Then all workers get the signal, at the latest one second before the grace period
-        ends. When `hurry` is set, stop waiting and return.
+        uses checkpoints writes a checkpoint. Then all workers get the signal, at the latest one second before the grace
+        period ends. When `hurry` is set, stop waiting and return.
         """
         if not len(self.processes):
             return
@@ -102,8 +102,8 @@ class EndOfWorkers:
         """Continue without a process that SIGKILL didn't end.
 
         The process hangs in the kernel, is in a frozen cgroup, or gets no core. SIGKILL stays pending: if the process
-        runs again, it exits before its next instruction. The other workers treat the process as failed, because it
-        can't publish anything any more (docs/recovery.md), and no broker answers its requests.
+        runs again, it exits before its next instruction. The other workers treat the process as failed, because the
+        process can't publish anything any more (docs/recovery.md), and no broker answers its requests.
         """
         if process.state is WorkerState.EXITED or self.is_over():
             return
@@ -145,7 +145,7 @@ class EndOfWorkers:
                 self.dismiss(process)
 
     def clear_slots(self) -> None:
-        """Dismiss workers that have left the cluster but still run, if another worker needs their port or device."""
+        """Dismiss workers that have left the cluster but are running, if another worker needs their port or device."""
         for process in self.processes.in_the_way():
             _log.warning('worker dismissed: %s reason="it has left the cluster, and its slot is needed"', process.who)
             self.dismiss(process)

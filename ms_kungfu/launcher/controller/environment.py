@@ -13,8 +13,8 @@ from ms_kungfu.launcher.options import Options
 from ms_kungfu.launcher.state.hosts import Hosts
 
 # In PyNative mode the program's thread passes each operation through three queues of MindSpore. Each queue has a
-# thread. All four threads wait by spinning (`AsyncRQueue::Wait`). On fewer cores they prevent each other from running:
-# on one core, a LeNet step takes 13 times as long as without the queues.
+# thread. All four threads wait by spinning (`AsyncRQueue::Wait`). On fewer than four cores, they prevent each other
+# from running: on one core, a LeNet step takes 13 times as long as without the queues.
 _PYNATIVE_THREADS = 4
 
 
@@ -30,8 +30,8 @@ def environment_of(
 ) -> dict[str, str | None]:
     """Return how a worker process's environment differs from the environment of its host's launcher.
 
-    The value None removes a variable that an outer job may have set. The agent adds what only the host knows
-    (`told_of_the_host`).
+    The value None removes a variable that an outer job may have set. The agent adds the variables whose values only the
+    host knows (`HostWorkers._start`).
 
     Args:
         process: a worker that the next cluster version contains, or a standby.
@@ -39,7 +39,7 @@ def environment_of(
         hosts: the job's current hosts.
         agent: the host of the process.
         cores: the number of cores in the process's share. With `-w` the share may become smaller, unless
-            -cores-per-worker fixes it.
+            -cores-per-worker fixes the number.
     """
     standby, each = process.peer is None, agent.shares.each
     rank, size = str(process.rank), str(process.size)

@@ -8,18 +8,18 @@ An entry is one new state of the snapshot.
 2. If a write shows that another controller has the lease, this controller steps down. It discards the decisions that
    it hasn't sent yet. Its term never resumes, even if the other controller fails.
 3. Renewals wait in the same queue as entries, because the lease handles one call at a time.
-4. Members may wait for an entry, and therefore for the store. Their deadlines stop while the write of an entry takes
-   long, and after a failed write until the entry has been written (`on_store_awaited`). Their deadlines also stop
-   after a renewal has failed, or has taken more than half the duration of the lease. A slightly slow renewal stops no
-   deadline, because renewals are frequent, and members seldom depend on them.
-5. If the controller fails at any of these points, the lease expires. The next controller carries out the decisions in
-   the snapshot. No process knows of any other decision.
-6. A controller that gives up the lease on a living host (`step_down`) first writes an entry that says so. The entry
-   contains no other change, because a change could be half of a decision. The next controller waits for this host as
-   for any other host. The hosts of other earlier controllers count as silent, because their leases expired or their
-   launchers are ending (`leave`). If the other hosts were paused as well, an expired lease doesn't show that its holder
-   is silent. So after a pause, a host leaves a free lease to the last holder for a moment (`Succession._follow`).
-   (`test_a_broken_protocol_is_found_out`.)
+4. Members may wait for an entry, and therefore for the store. If the write of an entry fails or takes long, the
+   members' deadlines stop until the entry has been written (`on_store_awaited`). The deadlines also stop after a
+   renewal has failed, or has taken more than half the duration of the lease. A slightly slow renewal stops no deadline,
+   because renewals are frequent, and members seldom depend on one.
+5. If the controller fails at any moment, the lease expires. The next controller carries out the decisions in the
+   snapshot. No process knows of any other decision.
+6. A controller that gives up the lease although its host is alive (`step_down`) first writes an entry that records
+   this. The entry contains no other change, because a change could be half of a decision. The next controller waits for
+   this host as for any other host. The hosts of other earlier controllers count as silent, because their leases expired
+   or their launchers are ending (`leave`). If the other hosts were paused as well, an expired lease doesn't show that
+   its holder is silent. So after a pause, a host first gives the last holder a moment to reacquire a free lease
+   (`Succession._follow`). (`test_a_broken_protocol_is_found_out`.)
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class EtcdLease:
         self._last = term.snapshot  # the newest entry that this controller has tried to write
         self._time = TimeToAsk(self.lease.lease_s)
         self._keeping: asyncio.Future[None] | None = None
-        # the newest cluster version that the members may be notified of, and the newest one for which a call waits
+        # the newest cluster version that the members may be notified of, and the newest version for which a call waits
         self._on_record = self._to_ask = -1
 
     @property
@@ -269,7 +269,7 @@ class EtcdLease:
         """Write an entry, and retry while the store is unavailable. Call this only within `act`.
 
         Return False if this host gives up the lease during the call. Then it is unknown whether the entry was written,
-        so the caller must not act on it.
+        so the caller must not act on the entry.
         """
         try:
             return await self._write(snapshot)
@@ -357,14 +357,14 @@ class EtcdLease:
     async def leave(self) -> None:
         """Give up the lease because this host leaves.
 
-        So the next controller needn't wait until the lease expires. Stop all later writes, because a write without a
-        lease would acquire the lease again.
+        The next controller then needn't wait until the lease expires. Also stop all later writes, because a write
+        without a lease would acquire the lease again.
         """
         self.has_stepped_down = True
         await self.release()
 
     async def release(self) -> None:
-        """Delete the lease, because the job is over and the snapshot says so."""
+        """Delete the lease, because the job is over and the snapshot records this."""
 
         async def leave() -> None:
             async with self._lock:

@@ -179,7 +179,7 @@ class WorkerFailures:
         self.job.revisions.write()
 
     def end_pause_if_filled(self) -> None:
-        """End the pause early if no slot waits for its end any more.
+        """End the pause early if no slot waits for the end of the pause any more.
 
         A slot waits if its process couldn't be started. The wait ends early if another writer requests a newer cluster
         version.

@@ -28,7 +28,8 @@ _PATIENCE_S = 3.0
 _ASK_S = 10.0
 _TELL_SILENCE_S = 5.0  # before this time, silence is normal, because hosts are started one after the other
 _CALLS_IN_VAIN_S = 4.0
-# An earlier controller that lost its lease may still run. It has this time to find this controller and to register.
+# Time for an earlier controller that has lost its lease, but may still be running, to find this controller and to
+# register.
 _ONCE_MORE_S = 0.3
 
 

@@ -113,7 +113,7 @@ class HangingWorkers:
             self._loop.call_later(self._stuck_look_s, self.keep_looking_for_the_stuck)
 
     def _look_for_the_stuck(self) -> None:
-        """Let each live worker log its Python stack if it doesn't reach the collective in which other workers wait.
+        """Make a live worker log its Python stack if it doesn't reach the collective in which other workers wait.
 
         With -recover, the controller ends this worker before the waiting workers time out. Without -recover, the
         waiting workers raise CollectiveTimeoutError, and their exit ends the job.
@@ -130,7 +130,7 @@ class HangingWorkers:
                     self._note_stuck(process, peer, found[peer, incarnation])
 
     def _look_for_stalls(self) -> None:
-        """Emit an event when a worker has kept others waiting for long, and when the others no longer wait for it."""
+        """Emit an event when a worker has kept others waiting for a long time, and when this wait ends."""
         facts, processes = self.broker.facts, {(p.peer, p.incarnation): p for p in self.processes if p.peer is not None}
         found = self.waited_for(processes)
         told = {each: facts.progress(*each) for each in found}
@@ -148,7 +148,7 @@ class HangingWorkers:
             self.emit(e.StallEnded(rank=stall.rank, step=stall.step, seconds=round(now - stall.since, 3)))
 
     def waited_for(self, processes: Mapping[tuple[PeerID, int], Process]) -> dict[tuple[PeerID, int], list[int]]:
-        """Return those of the live `processes` that currently keep others waiting, with the waiting ranks."""
+        """Return the live `processes` that currently keep others waiting, each with the ranks that wait for it."""
         stopped = {each for each, process in processes.items() if self.is_stopped(process)}
         return self.broker.facts.waited_for(list(processes), stopped)
 
@@ -171,7 +171,7 @@ class HangingWorkers:
         return self.broker.facts.stuck(alive)
 
     def _end_stuck(self, process: Process, peer: PeerID) -> None:
-        """End a stuck worker whose stack has been written, unless it has reached the collective since."""
+        """End a stuck worker whose stack has been written, unless the worker has reached the collective since."""
         if process.is_ending or self.is_over():
             return
         waiting = self._stuck().get((peer, process.incarnation))

@@ -54,7 +54,7 @@ class JobEvents:
     def begin(self, job: str, fresh: bool) -> None:
         """Begin the log.
 
-        `fresh`: whether this is the job's first controller. Otherwise, an earlier controller may have written to the
+        `fresh`: whether this is the job's first controller. If it isn't, an earlier controller may have written to the
         log file already.
         """
         if self.options.logdir is not None:

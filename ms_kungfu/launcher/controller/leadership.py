@@ -112,7 +112,8 @@ class Leadership(Protocol):
     async def step_down(self, registered: Collection[str]) -> None:
         """Step down because this host was paused and other hosts have left its controller.
 
-        `registered`: the hosts that are registered with this controller. The snapshot says that they are alive.
+        `registered`: the hosts that are registered with this controller. The snapshot records that these hosts are
+        alive.
         """
 
     async def leave(self) -> None:

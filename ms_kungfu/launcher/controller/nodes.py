@@ -23,18 +23,19 @@ _log = logging.getLogger(__name__)
 # How a host leaves. The host's agent reports a SIGTERM. From then on:
 #   1. No new worker is placed on the host (`Hosts.check`, `Hosts.slots_by_host`). Each revision excludes the host's
 #      workers, even if other writers list them (`Coordinator.going`). These workers leave like any other worker, after
-#      a step that all members have agreed on. So all members have trained the same steps and samples.
+#      a step that all members have agreed on. So all members have finished the same steps, and trained on the same
+#      samples.
 #   2. When the workers have exited and a version without the host is committed, the controller removes the host in the
 #      same way as a failed host. Then the host's launcher exits with 0. Inter-host transports of the previous version
-#      may still hold connections to the host. That is safe, because every other host already has all results that the
+#      may still have connections to the host. That is safe, because every other host already has all results that the
 #      leaving host's workers have received (transport.h): a version is committed only when each remaining member has
-#      reached the agreed step. If another host lacks a result, its members are notified of the loss before they wait
-#      for the leaving host, and continue as after a host failure.
+#      reached the agreed step. If another host lacks a result, its members are notified that the leaving host is lost
+#      before they wait for that host, and continue as after a host failure.
 #   3. After -leave-grace, the controller kills the workers that are left on the host. That counts as a failure. Then
 #      the controller removes the host without waiting for the commit in step 2. The version without the host follows
-#      from the failures of its workers.
+#      from the failures of the host's workers.
 # Other events in the meantime are handled separately:
-#   - If the connection ends, the host has failed.
+#   - If the connection ends, the host counts as failed.
 #   - If workers fail or more hosts want to leave, each revision checks that enough members stay. If not, the job ends.
 #   - A pending resize is revised. A new resize is rejected if it needs the host.
 #   - If members complete the program, no more workers leave. The host then leaves when the job ends, or after

@@ -128,8 +128,8 @@ class PrestartedWorkers:
     ) -> None:
         """Start the standbys that are missing on `host`.
 
-        `standbys`: the standbys that the host has. `kept` and `wanted`: how many it needs for -standby, and for the
-        expected size `size`. `hosts`: the host of each present worker in rank order, followed by the hosts of the
+        `standbys`: the standbys that the host has. `kept` and `wanted`: how many the host needs for -standby, and for
+        the expected size `size`. `hosts`: the host of each present worker in rank order, followed by the hosts of the
         workers that will be added.
         """
         known = self.broker.requests.ready_standbys

@@ -63,7 +63,7 @@ class ProcessFacts:
     def gave_up(self, peer: PeerID, incarnation: int) -> str:
         """Return why a live process can't continue, or "" if it can.
 
-        If it can't, the other workers wait for its exit.
+        If the process can't continue, the other workers wait for its exit.
         """
         slots = self._segments.slots_of(peer, incarnation)
         return next(filter(None, (segment.gave_up(rank) for segment, rank in slots)), "")

@@ -148,7 +148,7 @@ class ProcessTable:
         """Return a standby on `host` for this rank, or None.
 
         A ready standby is preferred. Among standbys that are equally ready, one that was prepared for the rank is
-        preferred. The result always has a process ID, because an agent may fail to start a standby.
+        preferred. A standby without a process ID is never returned, because its agent may still fail to start it.
         """
         ready = self._broker.requests.ready_standbys
         there = (p for p in self.standbys() if p.host == host and p.pid is not None)
@@ -194,7 +194,7 @@ class ProcessTable:
         return chosen
 
     def in_the_way(self) -> list[Process]:
-        """Return the removed processes that still run although another worker has their peer ID or device."""
+        """Return the removed processes that are still running although another worker has their peer ID or device."""
         current = [p for p in self if self.is_current(p)]
         found = []
         for process in self:

@@ -105,7 +105,7 @@ class Reachability:
         return {pair: why for pair, why in found.items() if living.issuperset(pair)}
 
     def _is_in(self, segment: SpreadSegment, host: str) -> bool:
-        """Return whether the current host of that name is in the segment, not a failed earlier host of that name."""
+        """Return whether the segment contains the current host of that name, not an earlier, failed one."""
         agent = self.agents.get(host)
         return agent is not None and segment.has(agent)
 

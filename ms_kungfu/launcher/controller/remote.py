@@ -1,4 +1,4 @@
-"""The controller's view of the hosts. Each host is an `AgentHandle`, and holds its part of a version's shared memory.
+"""The controller's view of the hosts. Each host is an `AgentHandle`, and has its part of a version's shared memory.
 
 Each host, including the controller's own, has an agent. The agent has connected to the controller, has proved that it
 knows the job's secret, and obeys the controller. All messages to a host travel over one connection, in order. So if the
@@ -121,7 +121,7 @@ class RemoteHosts:
     async def end(self, code: int, words: str | None, failed: int | None = None) -> None:
         """End the launchers of the other hosts with exit code `code`, including a launcher that registers later.
 
-        `words`: the last message that they print. `failed`: the key of the process whose failure ends the job.
+        `words`: the last message that the launchers print. `failed`: the key of the process whose failure ends the job.
         """
         self._last_words = m.End(code, words, failed=failed)
         for agent in self.agents.values():
@@ -206,7 +206,7 @@ class RemoteHosts:
         if joining is not None:
             isa, own = registration.cpu_isa, self._registration.cpu_isa
             warning = other_instructions(registration.host, isa, self._start.cpu_isa, own)
-        if not why and said.command is not None:  # a host that may not take part causes no warning
+        if not why and said.command is not None:  # a rejected host causes no warning
             command = list(map(os.fsdecode, said.command))
             warning = other_command(registration.host, command, self.name, self.options.command)
         return await self._let_in(channel, registration, why, joining, warning)
@@ -278,10 +278,10 @@ class RemoteHosts:
         if agent.lost:
             return
         # A host's launcher exits when it is notified of the host's loss. If another controller may take over, notify
-        # the host only when the snapshot contains its loss. Otherwise, a controller that has stepped down, or that
-        # fails before the write, could end a host with which the next controller would continue. Until the snapshot
-        # contains the loss, the host gets no message. After -host-timeout without a message, the host reads the
-        # snapshot.
+        # the host only when the snapshot contains its loss. If the host were notified earlier, a controller that has
+        # stepped down, or that fails before the write, could end a host with which the next controller would continue.
+        # Until the snapshot contains the loss, the host gets no message. After -host-timeout without a message, the
+        # host reads the snapshot.
         agent.give_up(why, tells=self.lease is None or not self.workers.done())
         if self.workers.done():
             self.events.host_lost(agent.name, why)

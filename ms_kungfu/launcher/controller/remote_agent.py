@@ -267,7 +267,7 @@ class RemoteAgent:
         return f"internal error: message from {PROGRAM} on host {self.name}: {error!r}"
 
     def hear(self, workers: Workers, said: m.FromHost) -> None:
-        """Process a message. Raise ProtocolError if the host may not send that message now."""
+        """Process a message. Raise ProtocolError if the host must not send that message now."""
         if type(said) in _OF_A_VERSION:
             segment = self.segments.get(said.version)  # type: ignore[union-attr]
             if segment is not None:

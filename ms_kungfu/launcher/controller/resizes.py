@@ -61,8 +61,8 @@ class Resizes:
     def on_written(self, cluster: Cluster | None) -> None:
         """Process a write to this process's config server.
 
-        None means that a client has deleted the cluster. The controller then writes it again, because the job can't be
-        resized if the store contains no cluster.
+        None means that a client has deleted the cluster. The controller then writes the cluster again, because the job
+        can't be resized if the store contains no cluster.
         """
         job = self.job
         coordinator, server = job.coordinator, job.begun.server
@@ -72,7 +72,7 @@ class Resizes:
             desired = coordinator.newest
             again = replace(desired.following(desired.workers), version=server.store.version + 1)
             _log.warning('cluster restored: version=%d reason="a client deleted it"', again.version)
-            with contextlib.suppress(HostError):  # if all workers in it have failed, a revision follows
+            with contextlib.suppress(HostError):  # if all workers in the cluster have failed, a revision follows
                 server.put(again.to_json(), job.begun.writer)
 
     def check(self, cluster: Cluster) -> None:
@@ -90,8 +90,8 @@ class Resizes:
         options, coordinator = job.options, job.coordinator
         members, ended = list(coordinator.newest.workers), []
         if job.has_begun:
-            # A writer that lists only workers that have just failed didn't know of the failure. In this case, `revised`
-            # keeps the training state.
+            # A writer that lists only workers that have just failed didn't know of their failure. In this case,
+            # `revised` keeps the training state.
             ended = job.workers.broker.versions.ended_in(coordinator.newest)
             members = [*job.workers.processes.living_members(), *ended]
         going = coordinator.going(members)

@@ -71,7 +71,7 @@ def _enter_reported(
                 continue
             process = manager.starting.known(worker.key, worker.log_name, host, peer, worker.incarnation, worker.rank)
             process.pid, process.device, process.standby = worker.pid, worker.device, worker.standby
-            # the worker may still wait for its slot
+            # the worker may still be waiting for its slot
             if worker.standby is not None and peer is not None and worker.code is None:
                 manager.broker.requests.assign(worker.standby, peer, worker.incarnation)
             if process.pid is not None:

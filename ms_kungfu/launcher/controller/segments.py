@@ -1,7 +1,7 @@
 """The shared memory of each cluster version, called a segment.
 
 The controller makes the hosts create a segment before it notifies workers of the version. After failures, it makes the
-hosts update the segment, and later close it.
+hosts update the segment. Later, it makes the hosts close the segment.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DOING_S = 3.0  # how long a host's report about its workers' activity is valid
 
 
 class NotMadeYet(Exception):
-    """The hosts are still making the segment. When it is complete or has failed, `Broker.prepare` is called."""
+    """The hosts are still making the segment. When it is complete or can't be made, `Broker.prepare` is called."""
 
 
 class _Loss(Struct, frozen=True):
@@ -98,7 +98,7 @@ class Segments:
                     self._resume_without(host, version, segment)
 
     def _resume_without(self, host: str, version: int, segment: SpreadSegment) -> None:
-        """Notify the other hosts that `host` is lost. The previous controller may not have notified all of them."""
+        """Notify the other hosts that `host` is lost. The previous controller might not have notified all of them."""
         for rank, worker in enumerate(self._versions.clusters[version].workers):
             if worker.host == host:
                 segment.mark_lost(rank, f"was on host {host}, which was lost", True, True)
@@ -319,8 +319,8 @@ class SpreadSegment:
     def awaited(self) -> list[tuple[int | str, int | str, bool]]:
         """Return which ranks wait for which rank, without the ranks on hosts whose report is old or missing.
 
-        It is unknown whether ranks on these hosts still wait. If the same report is read twice, the second reading
-        must not confirm that a rank is stuck (`stuck`, 2).
+        It is unknown whether ranks on these hosts are still waiting. If the same report is read twice, the second
+        reading must not confirm that a rank is stuck (`stuck`, 2).
         """
         since = self._owner.machine.monotonic() - self._owner.stuck_sure_s
         fresh = {host: waits for host, (waits, reported) in self._waits.items() if reported > since}

@@ -72,7 +72,7 @@ class WorkerEvents(Protocol):
         """Record that a worker that survived SIGKILL has exited, so its port is free."""
 
     def worker_works_on(self, process: Process, version: int) -> None:
-        """Record that a worker that isn't in cluster version `version` still runs after -leave-grace."""
+        """Record that a worker that isn't in cluster version `version` is still running after -leave-grace."""
 
     def version_prepared(self, version: int) -> None:
         """Record that all new workers of a cluster version are ready, and that the members have been notified."""
@@ -84,7 +84,7 @@ class WorkerEvents(Protocol):
         """Record that the broker has allowed `peer` to leave."""
 
     def last_worker_terminated(self, peer: PeerID) -> None:
-        """Record that `peer` got a SIGTERM, but may not leave."""
+        """Record that `peer` got a SIGTERM, but must not leave."""
 
     def version_unknown(self, version: int) -> None:
         """Record that a member has requested a cluster version that the broker doesn't know yet."""
@@ -279,8 +279,8 @@ class WorkerManager:
         if process.peer is not None:
             reason = self.broker.facts.gave_up(process.peer, process.incarnation) if code == 0 and not error else ""
             if reason and self.options.recover is not Recover.FAIL:
-                # The worker hasn't finished, whatever its exit code is: other workers still wait in the collective in
-                # which this worker was interrupted.
+                # The worker hasn't finished, whatever its exit code is: other workers are still waiting in the
+                # collective in which this worker was interrupted.
                 code, error = 1, f"could not go on ({reason}) and {how_it_ended(code)}"
             # First mark the worker as lost, because the other workers wait for this mark. They continue without a
             # failed worker, but not without a worker that has finished the program.
@@ -370,7 +370,7 @@ class WorkerManager:
                     self.prestarted.keep()  # the next standby waits until this one is ready
 
     def _on_trouble(self, trouble: str) -> None:
-        """Record why the shared memory of a version can't be made. The cluster stays unchanged until it is made."""
+        """Record why a version's shared memory can't be made. Until the memory is made, the cluster stays unchanged."""
         if self.events.is_over:
             return
         if trouble != self._trouble:

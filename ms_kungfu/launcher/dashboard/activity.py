@@ -5,8 +5,8 @@
    what shared memory shows at this moment. (`test_state_of_short_steps_is_where_the_time_went`.)
 
 2. The page shows that a rank waits for the process at the end of its chain of waits (`stuck.stuck_among`). If steps are
-   short, it shows that the rank waits for the rank that spends the smallest fraction of its time in operations, because
-   that one waits for no other rank (`statistics`). (`test_rank_waits_for_the_one_that_waits_least`.)
+   short, the page instead shows that the rank waits for the rank with the smallest fraction of time in operations. That
+   rank waits for no other rank (`statistics`). (`test_rank_waits_for_the_one_that_waits_least`.)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The events of a job that the dashboard sends to a client when it connects. The functions here have no side effects.
 
-1. At most `most` events are kept. If there are more, the history is thinned: in the older half, each two successive
+1. At most `most` events are kept. If there are more, the history is thinned: in the older half, every two successive
    statistics events are merged into one event that covers the time of both. This doesn't change sums over all
    statistics. If there are still too many events, the oldest ones are dropped, except the events with which each
    controller began. (`test_history_is_bounded_and_keeps_sums`.)

@@ -177,7 +177,7 @@ class _Face(Connections):
         self._stopped: asyncio.Event
 
     def call(self, function: Callable[[_Face], None]) -> None:
-        """Let the server's thread call `function`. Return without waiting for the call."""
+        """Make the server's thread call `function`. Return without waiting for the call."""
         with contextlib.suppress(RuntimeError):  # the loop is closed already
             self._loop.call_soon_threadsafe(function, self)
 

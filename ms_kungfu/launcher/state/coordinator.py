@@ -121,8 +121,8 @@ class Coordinator:
     def members_to_leave(self, living: Collection[PeerID]) -> set[PeerID]:
         """Return the members that leave, or whose host leaves; an empty set if no other member would be left.
 
-        Each call looks up the leaving hosts again, because another writer of the cluster may not know that a host
-        leaves, and may list workers on this host again.
+        Each call looks up the leaving hosts again. Another writer of the cluster might not know that a host is leaving,
+        and might list workers on this host again.
         """
         leaving = self.leaving | self.going(living)
         return set() if leaving.issuperset(living) else leaving
@@ -155,7 +155,7 @@ class Coordinator:
     def has_other_hosts(self, cluster: Cluster) -> bool:
         """Return whether the slots that `cluster` lists differ from the slots of the job's present hosts.
 
-        If they differ, the job adopts one more version with the same workers. This takes milliseconds, and hosts
+        If they differ, the job adopts one more version with the same workers. Adopting it takes milliseconds, and hosts
         change rarely.
         """
         return cluster.slots != self.hosts.described(cluster).slots
@@ -173,7 +173,7 @@ class Coordinator:
         """
         before, self.newest = self.newest, cluster
         if not own:
-            # If the new cluster no longer lists a failed worker, no other worker replaces it.
+            # If the new cluster no longer lists a failed worker, no other worker replaces that worker.
             self.end_pause()
             del self.vacant[: max(0, len(self.vacant) - len(ended))]
             return []

@@ -18,7 +18,7 @@ class JobCourse:
     """The state of a job, from its start to its end.
 
     If workers leave or are replaced, `on_change` is called with the reason. When the job ends, `on_end` is called once.
-    The job ends with a `Verdict`. It ends without a `Verdict` if it never started or if another host now controls it.
+    The job ends with a `Verdict`, unless the job never started or another host now controls it.
     """
 
     on_change: Callable[[str], None]

@@ -1,4 +1,4 @@
-"""Find workers that hang, which means that their heartbeat count doesn't change.
+"""Find workers that hang: their heartbeat counts don't change.
 
 This module uses no clock and no I/O.
 
@@ -51,8 +51,8 @@ class HangWatch:
             is_starved: returns whether a worker's heartbeat thread waits for a core. It is called for workers whose
                 count hasn't changed.
         """
-        # If the launcher itself hasn't run for a while, the workers may not have run either. So a longer gap counts as
-        # only `_MAX_GAP_S`.
+        # If the launcher itself hasn't run for a while, the workers might not have run either. So a longer gap counts
+        # as only `_MAX_GAP_S`.
         passed = 0.0 if self._last_look is None else min(now - self._last_look, _MAX_GAP_S)
         self._last_look = now
         self._still_s = {

@@ -43,7 +43,7 @@ class HostError(ValueError):
 
 
 class Host(Struct, frozen=True):
-    """One host in the list that the ``-H`` flag gives.
+    """One host in the list of the ``-H`` flag.
 
     Args:
         name: the host as it is written in the workers' addresses. An IPv6 address is in brackets.
@@ -260,7 +260,7 @@ class Hosts(Struct, frozen=True):
 
         Args:
             cluster: the cluster to check. Its writer may list workers in `ended` and `going` on removed or leaving
-                hosts, because the writer may not know yet that these workers end.
+                hosts, because the writer might not know yet that these workers end.
             members: the living members. If there are none, there is no training state to keep.
             ended: the workers that have exited.
             going: the workers that leave together with their host.

@@ -34,7 +34,7 @@ class LastLines:
     _in_traceback: set[str] = field(default_factory=set)  # the streams whose last traceback is still incomplete
 
     def add(self, stream: str, lines: Sequence[bytes]) -> None:
-        """Add lines. They continue an unfinished line, or replace a progress bar."""
+        """Add lines, which may continue an unfinished line or replace a progress bar."""
         for line in lines:
             text = line.rstrip(b"\r\n")
             end = line[len(text) :]
@@ -75,7 +75,8 @@ class Ended(Struct, frozen=True):
     def told(self) -> str:
         """Return how the worker ended, and its exception.
 
-        If there is an exception, the result omits a SIGTERM, which is only the launcher's reaction to another failure.
+        If there is an exception, the result omits a SIGTERM, because the SIGTERM is only the launcher's reaction to
+        another failure.
         """
         how = "" if self.code == -signal.SIGTERM and self.last.error else f" {self.how}"
         return f"{how}: {self.last.error}" if self.last.error else how

@@ -55,8 +55,8 @@ class LeaderSnapshot(Struct, frozen=True):
         versions: the known cluster versions.
         finishing: whether a member has finished its program.
         end: the exit code and the last message of all launchers; None if the job hasn't ended.
-        before: the hosts of earlier controllers, the previous one last. It is empty once this controller has made a
-            decision.
+        before: the hosts of earlier controllers, the previous one last. This list is empty once this controller has
+            made a decision.
         failures: the value of `Coordinator.failures`.
         told: the job's past, which only `kungfu-run status` needs.
         alive: the hosts among `before` and `head` that were alive when a controller gave up the lease.
@@ -111,7 +111,7 @@ class LeaderSnapshot(Struct, frozen=True):
         return replace(self, head=host, before=before, alive=alive)
 
     def left_by(self, host: str, registered: Collection[str]) -> LeaderSnapshot:
-        """Return the snapshot that the controller on `host`, with which hosts are `registered`, leaves behind."""
+        """Return the snapshot that the controller on `host` leaves behind. `registered`: its registered hosts."""
         known = (head for head in self.before if head in registered)
         return replace(self, alive=tuple(dict.fromkeys((*self.alive, *known, host))))
 
@@ -128,8 +128,8 @@ class LeaderSnapshot(Struct, frozen=True):
     def has(self, cluster: Cluster) -> bool:
         """Return whether `cluster`, which the store contains, belongs to this job.
 
-        Otherwise, `cluster` may belong to a job that has written no snapshot, because its controller can't move to
-        another host.
+        If not, `cluster` may belong to a job that has written no snapshot, because its controller can't move to another
+        host.
         """
         committed = self.versions.current
         known = committed is not None and cluster.version <= committed.version

@@ -41,7 +41,7 @@ class LocalController(Protocol):
     def store_error(self) -> ConfigServerError | None:
         """Return why the store rejected the last call for the lease.
 
-        None if the store accepted the call, or if the lease is lost.
+        Return None if the store accepted the call, or if the lease is lost.
         """
         ...
 

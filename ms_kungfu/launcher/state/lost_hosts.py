@@ -3,7 +3,7 @@
 This module uses no clock and no I/O.
 
 The controller may declare a host lost if the host's *lease* has expired. Correctness doesn't depend on clocks: a host
-that was declared lost may still run, but what it does has no effect on the other hosts (docs/recovery.md).
+that was declared lost may still be running, but what it does has no effect on the other hosts (docs/recovery.md).
 """
 
 from __future__ import annotations

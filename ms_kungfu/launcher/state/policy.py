@@ -40,7 +40,7 @@ class WorkerExited(Struct, frozen=True):
     """A worker has exited.
 
     Args:
-        who: names the worker in messages.
+        who: the worker's name in messages.
         standing: the worker's relation to the committed cluster version.
         code: the exit code, or -n if signal n ended the worker.
         error: why the launcher killed the worker or couldn't start it.
@@ -72,7 +72,7 @@ class WorkerWorksOn(Struct, frozen=True):
 
 @dataclass
 class Headcount:
-    """The number of members, of removed workers that still run, and of members that leave because of a SIGTERM.
+    """The numbers of members, of removed workers that are running, and of members that leave because of a SIGTERM.
 
     These numbers include only workers for which the job waits. The job doesn't wait for workers that were removed
     longer ago than -leave-grace, or for workers that SIGKILL doesn't end.
@@ -100,7 +100,7 @@ class Action(enum.Enum):
     CONTINUE = "continue"
     FINISH = "finish"  # the job ends, because all workers have finished
     SHRINK = "shrink"  # the other workers continue without this worker
-    REPLACE = "replace"  # like SHRINK, and a new worker takes its slot
+    REPLACE = "replace"  # like SHRINK, and a new worker takes the slot
     FAIL = "fail"  # the job ends with the exit code of the `Verdict`
 
 
@@ -193,7 +193,8 @@ def after_end(reason: str, state: Situation) -> Verdict | None:
     if state.members or state.leaving:
         return None
     if state.first_failure is not None and not state.finished:
-        # This also applies if the last worker was leaving: the others failed before they could continue without it.
+        # This also applies if the last worker was leaving: the others failed before they could continue without that
+        # worker.
         first = _cause(state.first_failure, state.program_failure)
         reason = f"no worker is left; the first failure: {first.reason}"
         return Verdict(Action.FAIL, reason, first.exit_code, failed=first.key)
@@ -211,7 +212,8 @@ def _cause(first: Failure, of_program: Failure | None) -> Failure:
 
 
 def _after_death(event: WorkerExited, failure: Failure, state: Situation) -> Verdict:
-    # If one member finishes early, the other members fail, because they wait for it in an operation that can't end.
+    # If one member finishes early, the other members fail, because they wait for that member in an operation that can't
+    # end.
     before = f"; {state.first_to_finish} was the first to end, with code 0" if state.first_to_finish else ""
     if state.recover is Recover.FAIL:
         return Verdict(Action.FAIL, failure.reason + before, failure.exit_code, failed=failure.key)

@@ -15,9 +15,9 @@ change together with the cluster, the standbys are replaced.
 
 *Cores.* A process that starts uses a core for a few seconds. This slows down training on a machine without free cores.
 So only a few processes start at the same time (`to_start`), and the next ones start when these are ready. A nice value
-doesn't help: the process then only starts more slowly, and the resize may begin before it is ready. If the workers use
-all cores, a process with a nice value may never be ready. Without root, the nice value can't be lowered again when the
-standby becomes a worker (RLIMIT_NICE is 0).
+doesn't help: the process then only starts more slowly, and the resize may begin before the process is ready. If the
+workers use all cores, a process with a nice value may never be ready. Without root, the nice value can't be lowered
+again when the standby becomes a worker (RLIMIT_NICE is 0).
 
 *Memory.* A standby uses as much memory as a worker. A standby starts only if the host has memory for two workers,
 because workers grow, and a starting process hasn't allocated its memory yet. Only the host knows how much memory it

@@ -2,9 +2,9 @@
 
 This module uses no clock and no I/O.
 
-The versions of a host are compared when it registers (registration.py). The versions of a worker are compared when it
-requests its first slot, because a package may be replaced while a job runs. Without this check, a new worker could use
-another protocol, or kernels that round differently.
+The versions of a host are compared when the host registers (registration.py). The versions of a worker are compared
+when the worker requests its first slot, because a package may be replaced while a job runs. Without this check, a new
+worker could use another protocol, or kernels that round differently.
 """
 
 from __future__ import annotations

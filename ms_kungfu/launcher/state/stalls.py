@@ -2,16 +2,15 @@
 
 This module uses no clock and no I/O.
 
-1. If a rank sleeps in an operation for longer than a moment, it writes the rank that it waits for to shared memory.
-   This gives chains of waiting processes. At the end of a chain is a process that is alive and doesn't sleep in an
-   operation (`stuck.stuck_among`).
+1. If a rank sleeps in an operation for longer than a moment, it writes to shared memory which rank it waits for. These
+   waits form chains of processes. At the end of a chain is a process that is alive and doesn't sleep in an operation
+   (`stuck.stuck_among`).
 
 2. A stall begins if each check during `STALL_S` has found the same process at the end of a chain, and the process
    hasn't finished a step in that time. So if the program counts steps, a rank that is only the slowest in each step is
    a straggler and doesn't cause a stall. (`test_slow_rank_that_makes_steps_is_no_stall`.)
 
-3. A stall ends at the first check that doesn't find the process at the end of a chain, or that finds that the process
-   has finished a step.
+3. A stall ends at the first check at which the process isn't at the end of a chain, or has finished a step.
 """
 
 from __future__ import annotations

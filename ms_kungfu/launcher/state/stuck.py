@@ -3,7 +3,7 @@
 This module uses no clock and no I/O.
 
 A worker that still counts heartbeats doesn't hang (see `hangs`), but it may never reach the collective in which the
-others wait. Each rank that sleeps in a collective writes the rank that it waits for to shared memory. When most of the
+others wait. Each rank that sleeps in a collective writes to shared memory which rank it waits for. When most of the
 time until its deadline has passed, the sleeping rank also marks its wait as *overdue*.
 
 1. A *stuck* process is alive and isn't waiting itself, but other processes wait for it, directly or through a chain of
@@ -20,8 +20,8 @@ time until its deadline has passed, the sleeping rank also marks its wait as *ov
    If that rank reaches the collective before it is ended, no wait is overdue any more, and the rank continues.
 
 If the ranks are on several hosts, a rank waits for its host's inter-host transport. While no rank waits for the
-transport, the transport counts as waiting for its host's ranks. Otherwise, it counts as waiting for the other hosts'
-transports, unless the host reports that the transport waits for a rank.
+transport, the transport counts as waiting for its host's ranks. While a rank waits for the transport, the transport
+counts as waiting for the other hosts' transports, unless it is reported to wait for a rank.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def waits_between_hosts(
 ) -> list[tuple[int | str, int | str, bool]]:
     """Return the waits in a cluster version that spans several hosts, in the format of `stuck_among`.
 
-    If a transport waits for the other transports, the result says that it waits for `_ALL_TRANSPORTS`, and that
-    `_ALL_TRANSPORTS` waits for each transport. So the result contains a few entries per host instead of one entry per
-    pair of hosts.
+    If a transport waits for the other transports, the result says that the transport waits for `_ALL_TRANSPORTS`, and
+    that `_ALL_TRANSPORTS` waits for each transport. So the result contains a few entries per host instead of one entry
+    per pair of hosts.
 
     Args:
         reports: the waits that each host has reported for its own ranks. In a report, -1 is the host's

@@ -4,12 +4,12 @@ This module uses no clock and no I/O.
 
 The offset between two hosts' clocks is found from the collectives that are in the traces of both hosts.
 
-1. A collective ends at a rank only after it has begun at every rank. Suppose that it lasts from `b1` to `e1` by the
-   first host's clock and from `b2` to `e2` by the second host's clock. Then the second clock is ahead of the first by
-   at least `b2 - e1` and at most `e2 - b1`. (`test_offset_of_hosts_is_within_its_error`)
+1. A collective ends at a rank only after it has begun at every rank. Suppose that a collective lasts from `b1` to `e1`
+   by the first host's clock and from `b2` to `e2` by the second host's clock. Then the second clock is ahead of the
+   first by at least `b2 - e1` and at most `e2 - b1`. (`test_offset_of_hosts_is_within_its_error`)
 2. Each collective gives a lower and an upper bound of the offset at the time of the collective. At other times, these
-   bounds are wider, because the clocks may have drifted apart at the rate `DRIFT`. The offset is the middle between
-   the highest lower bound and the lowest upper bound. The error is half of the distance between these two bounds.
+   bounds are wider, because the clocks may have drifted apart at the rate `DRIFT`. The offset is the mean of the
+   highest lower bound and the lowest upper bound. The error is half of the distance between these two bounds.
    (`test_drifting_clocks_stay_within_the_error`)
 3. Two traces contain the same collective if cluster version, name and number are equal. Only collectives whose result
    needs every rank's data are used.
@@ -225,7 +225,7 @@ def _tightest(times: Sequence[float], bounds: Sequence[float]) -> list[float]:
 def offsets_of(workers: Sequence[WorkerTrace]) -> dict[str, Offset]:
     """Return the offset of each clock from the first worker's clock.
 
-    Workers on the same machine have the same clock, because all its processes share CLOCK_MONOTONIC.
+    Workers on the same machine have the same clock, because all processes of a machine share CLOCK_MONOTONIC.
     """
     by_clock: dict[str, list[WorkerTrace]] = defaultdict(list)
     for worker in workers:

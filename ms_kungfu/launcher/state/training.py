@@ -54,7 +54,7 @@ class TrainingWatch:
         """Return steps and samples per second. The rates decrease if no step has ended for longer than usual."""
         if len(self._recent) < 2:
             return None, None
-        began, *rest = self._recent  # the first event covers other time, e.g. the start of the program
+        began, *rest = self._recent  # the first event covers earlier time, e.g. the program's start
         seconds = (rest[-1].time or 0.0) - (began.time or 0.0)
         idle_s = now - (rest[-1].time or now)
         if idle_s > 2 * max(each.seconds for each in rest):

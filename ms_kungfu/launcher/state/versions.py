@@ -75,8 +75,8 @@ class ClusterVersions(Struct):
        So all members get the same answer: either a member has already adopted the agreed version and all other members
        adopt it, too, or no member ever adopts it.
 
-    3. So processes start only for the newest version. All versions that may still be committed refer to the same
-       process by a given peer ID.
+    3. Processes start only for the newest version. All versions that may still be committed refer to the same process
+       by a given peer ID.
     """
 
     clusters: dict[int, Cluster] = field(default_factory=dict)
@@ -154,8 +154,8 @@ class ClusterVersions(Struct):
         if newest is not None and cluster.version <= newest.version:
             return
         if newest is not None:
-            # The writer of the new version may not know that a process has exited. So a peer ID that the newest version
-            # also lists refers to the exited process. Any other peer ID refers to a joining worker.
+            # The writer of the new version might not know that a process has exited. So a peer ID that the newest
+            # version also lists refers to the exited process. Any other peer ID refers to a joining worker.
             for peer in set(cluster.workers).intersection(self.ended_in(newest)).difference(self.joining):
                 self.ended[peer][-1] = range(self.ended[peer][-1].start, cluster.version + 1)
         for peer in cluster.workers:
@@ -212,7 +212,7 @@ class ClusterVersions(Struct):
     #    version was committed instead. The processes are newer than the committed version if an earlier controller
     #    started them for versions that this controller doesn't know.
     # 3. So when the committed version is newer than all entries of a peer that no known version lists, the entries
-    #    aren't needed. A simple rule gives the same answer: a process is out if its incarnation is at most the
+    #    aren't needed. A simple rule gives the same answer: a process is excluded if its incarnation is at most the
     #    committed version. `is_out` applies this rule to a peer without an entry. If a version lists the peer again,
     #    the peer's new entry begins with the committed version. The new process is newer than the committed version
     #    (1), so the entry doesn't exclude the process.
@@ -300,7 +300,7 @@ class ClusterVersions(Struct):
         )
 
     def preparable(self) -> int | None:
-        """Return the newest version whose members could adopt it at once, because all its joining workers are ready.
+        """Return the newest version that members could adopt at once, because all its joining workers are ready.
 
         If there is no such version that is newer than the committed version, return the committed version. Return None
         if no version is committed.
@@ -322,11 +322,11 @@ class ClusterVersions(Struct):
         """Return whether a member may still commit `cluster`.
 
         If the result is False, it stays False, because a failed process stays failed. So no member commits `cluster`
-        later, and all members get the same answer. If a member asks before the failure, that member commits the version
-        for all members.
+        later, and all members get the same answer. If a member requests the version before the failure, that member
+        commits it for all members.
         """
-        # Each host of a version holds a part of the version's shared memory. If a host is lost, its part is lost, and
-        # the versions that refer to the host can't be committed.
+        # Each host of a version has a part of the version's shared memory. If a host is lost, its part is lost, and the
+        # versions that refer to the host can't be committed.
         if self.lost_host_of(cluster) is not None:
             return False
         return self._keeps_the_state(cluster) and not any(
