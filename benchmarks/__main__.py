@@ -23,7 +23,7 @@ from ms_kungfu.fusion.shapes import GRADIENTS
 
 _MODELS = ["lenet", "resnet50", "bert-base"]
 _SIZES = "4,64K,1M,16M,64M,256M"
-# Options with names: what the names stand for, and all names.
+# Options whose values are lists of names: what a name stands for, and all valid names.
 _KNOWN: dict[str, tuple[str, Collection[str]]] = {
     "through": ("face ", contenders.THROUGH),
     "dtype": ("dtype ", DTYPES),
@@ -222,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(arguments: argparse.Namespace) -> list[str]:
-    """Return the names of the baselines. Raise ValueError for anything that can't be measured, before the start."""
+    """Return the names of the baselines. Raise ValueError if the arguments ask for what can't be measured."""
     for option, (what, known) in _KNOWN.items():
         for name in getattr(arguments, option, []):
             if name not in known:
@@ -309,7 +309,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # Its processes must find this package in any folder.
+    # The processes of the benchmark must find this package in any folder.
     own = str(Path(__file__).resolve().parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join([own, *filter(None, [os.environ.get("PYTHONPATH")])])
     sys.exit(main())

@@ -26,13 +26,13 @@ class Settings:
     op: str = "sum"
     root: int = 0
     rounds: int = 5
-    samples: int | None = None  # in each round; None: by size
+    samples: int | None = None  # in each round; None: depends on the size
     fresh_from: int = _MIB
     timeout: float = 300.0  # seconds, for each answer
 
 
 def _groups(counts: Sequence[int], unit: int, way: str) -> tuple[tuple[int, int], ...]:
-    """Return which tensors [begin, end) travel together in this way of :attr:`Contender.ways`."""
+    """Return the groups of tensors [begin, end) that one call reduces if `way` is used (:attr:`Contender.ways`)."""
     if way == "flat":
         return ((0, len(counts)),)
     mode = NONE if way == "each" else Mode("size", int(way[:-1]))
@@ -44,12 +44,13 @@ def _task(kind: str, counts: Sequence[int], way: str, settings: Settings) -> Tas
     unit = DTYPES[settings.dtype].unit
     nbytes = max(1, sum(counts) * unit)
     groups = _groups(counts, unit, way)
-    # Smaller ones are so short that reading the clock would matter, and stay in the cache in a program, too.
+    # Below 256 KiB, a call is so short that reading the clock would matter. In a real program, too, such a tensor stays
+    # in the cache.
     batch = min(100, max(1, 256 * _KIB // nbytes)) if len(counts) == 1 else 1
     samples = settings.samples or min(50, max(7, 256 * _MIB // (nbytes * batch)))
     sets = 1
     if nbytes >= settings.fresh_from:
-        # Inputs and outputs of one turn through the sets, which the warm-up takes, are twice the cache.
+        # The inputs and outputs of all sets are twice the cache. The warm-up uses each set once.
         sets = -(-machine.cache_bytes() // nbytes)
     root = settings.root if kind == "broadcast" else 0
     return Task(kind, tuple(counts), groups, settings.dtype, settings.op, root, sets, samples, batch)
@@ -97,7 +98,7 @@ def by_size(bench: str, sizes: Sequence[int], settings: Settings, out: report.Re
 
 
 def gradients(models: Sequence[str], settings: Settings, out: report.Report) -> None:
-    """Measure an all-reduce of a model's gradients, in each of a baseline's ways."""
+    """Measure an all-reduce of a model's gradients, once for each way of grouping that a baseline supports."""
     with _running(settings) as groups:
         for model in models:
             counts = GRADIENTS[model]

@@ -1,4 +1,4 @@
-"""`all`: the contents of docs/benchmarks, each result beside its command."""
+"""`all`: create the results in docs/benchmarks, and record the command of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _plan(peers: list[str], quick: bool) -> list[tuple[str, list[str]]]:
         ("all_reduce-4", ["all_reduce", "-np", "4", *fast]),
         ("all_reduce-faces-2", ["all_reduce", "-np", "2", "--sizes", "4,64K,1M,16M", *faces, *vs]),
         ("broadcast-2", ["broadcast", "-np", "2", *fast]),
-        # With BERT's, tensors of MindSpore in two baselines would fill the memory of a small machine.
+        # Without BERT: its gradients as MindSpore tensors in two baselines would fill a small machine's memory.
         ("gradients-2", ["gradients", "-np", "2", "--models", "resnet50,lenet", "--through", "native,kernel", *fast]),
         ("gradients-bert-2", ["gradients", "-np", "2", "--models", "bert-base", *fast]),
         ("gradients-4", ["gradients", "-np", "4", *fast]),
@@ -45,9 +45,9 @@ def _plan(peers: list[str], quick: bool) -> list[tuple[str, list[str]]]:
 
 
 def run(out: Path, quick: bool, command: Callable[[Sequence[str]], int]) -> int:
-    """Write NAME.jsonl and NAME.png of each, and commands.txt; continue if one fails.
+    """Write NAME.jsonl and NAME.png for each result, and commands.txt. Continue if a command fails.
 
-    Return the greatest exit status of `command`, the command line.
+    `command` runs one command line. Return the greatest exit status.
     """
     out.mkdir(parents=True, exist_ok=True)
     peers = []

@@ -1,4 +1,4 @@
-"""The processes of one baseline, for the process that the user has started."""
+"""Control the processes of one baseline from the main process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class GroupError(Exception):
-    """A baseline's process has failed, hangs or reports an error: one sentence, and the end of its log."""
+    """A baseline's process has failed, hangs or reports an error. The message contains the end of its log."""
 
 
 class Group:
@@ -37,7 +37,7 @@ class Group:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
         self._pids: list[int] = []
-        self._failed = False  # then the others may be waiting for a failed rank
+        self._failed = False  # after a failure, the other ranks may be waiting for the failed rank
         self._listener = socket.socket(socket.AF_UNIX)
         try:
             self._start()
@@ -60,7 +60,7 @@ class Group:
                             stdin=subprocess.DEVNULL,
                             stdout=log,
                             stderr=log,
-                            start_new_session=True,  # so that all of it can be ended, also mpirun's processes
+                            start_new_session=True,  # so that its descendants can be ended, too, e.g. mpirun's
                         )
                     )
         finally:
@@ -68,7 +68,7 @@ class Group:
                 os.close(descriptor)
 
     def wait_ready(self) -> None:
-        """Wait until every rank has joined its baseline's cluster and is blocked in a read."""
+        """Wait until each rank has joined its baseline's cluster and is blocked in a read."""
         deadline = time.monotonic() + self._timeout_s
         self._listener.settimeout(0.2)
         while len(self._connections) < self.size:
@@ -86,7 +86,7 @@ class Group:
         self._pids = [answers[connection]["pid"] for connection in self._connections]
 
     def measure(self, task: Any) -> list[dict[str, Any]]:
-        """Have all ranks do `task`; return their answers by rank."""
+        """Make all ranks execute `task`, and return their answers by rank."""
         for connection in self._connections:
             with contextlib.suppress(OSError):  # reading the answers detects a failed rank
                 connection.send(task)
@@ -112,7 +112,7 @@ class Group:
         return [received[connection] for connection in self._connections]
 
     def cpu_seconds(self, starters: bool = False) -> float:
-        """Return the processor time that the ranks have used so far; with ``starters`` also that of their starters."""
+        """Return the ranks' processor time so far. ``starters``: add that of the processes that started the ranks."""
         total = 0
         for pid in {*self._pids, *(process.pid for process in self._processes if starters)}:
             with contextlib.suppress(OSError):
@@ -127,14 +127,14 @@ class Group:
         return GroupError(f"{self.name}: {what}" + (f"; the end of its log:{tail}" if tail else ""))
 
     def close(self) -> None:
-        """End all processes: the ranks by themselves, when their connections close, or else by force."""
+        """End all processes. A rank ends when its connection closes; kill it if it doesn't."""
         self._listener.close()
         for connection in self._connections:
             connection.close()
         ready = bool(self._pids) and not self._failed
         deadline = time.monotonic() + (_GRACE_S if ready else 0.0)
         for process in self._processes:
-            # mpirun ends its ranks at a SIGTERM, and could not at a SIGKILL.
+            # mpirun ends its ranks if it gets a SIGTERM. After a SIGKILL it couldn't.
             for what in (signal.SIGTERM, signal.SIGKILL):
                 try:
                     process.wait(max(0.0, deadline - time.monotonic()))
@@ -147,7 +147,7 @@ class Group:
 
 @contextlib.contextmanager
 def running(kinds: Mapping[str, type[Contender]], ranks: int, timeout_s: float) -> Iterator[dict[str, Group]]:
-    """Run all baselines until they wait. They start in parallel, since importing a framework takes seconds."""
+    """Start all baselines and wait until they are ready. They start in parallel, since their imports take seconds."""
     with contextlib.ExitStack() as stack:
         groups = {
             name: stack.enter_context(contextlib.closing(Group(name, kind, ranks, timeout_s)))

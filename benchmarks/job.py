@@ -65,7 +65,7 @@ class Job:
         raise self.error(what)
 
     def whole(self, size: int, after: int = -1) -> tuple[int, list[int]]:
-        """Return the newest version after `after` that has all of its `size` members, and their processes by rank."""
+        """Return the newest cluster version after `after` with all of its `size` members, and their pids by rank."""
 
         def look() -> tuple[int, list[int]] | None:
             versions: dict[int, dict[int, int]] = {}
@@ -91,7 +91,7 @@ class Job:
         self._await(look, f"a worker has not done {count} steps")
 
     def heard(self) -> list[float]:
-        """Return when the launcher logged each failure, which it does as soon as the survivors can notice it."""
+        """Return the log time of each failure. The launcher logs a failure as soon as the survivors can notice it."""
         log = (self.folder / "log").read_text()
         times = re.findall(r"^(.{23}) WARNING recovery: .* was killed by SIGKILL", log, re.MULTILINE)
         return [datetime.strptime(each, "%Y-%m-%d %H:%M:%S,%f").timestamp() - self._clock_began for each in times]
@@ -115,7 +115,7 @@ class Job:
         self._await(lambda: len(self.turns()) > number or None, f"turn {number} has not ended")
 
     def turns(self) -> list[Any]:
-        """Return their records of each turn."""
+        """Return the workers' records of each turn."""
         return self._json_lines("times.jsonl")
 
     def finish(self) -> None:
@@ -133,7 +133,7 @@ class Job:
 
 
 def parsed(text: bytes) -> list[Any]:
-    """Return the whole lines of JSON: a kill may tear one."""
+    """Parse lines of JSON. Skip incomplete lines of killed workers."""
     found = []
     for line in text.splitlines():
         with contextlib.suppress(ValueError):
@@ -143,7 +143,7 @@ def parsed(text: bytes) -> list[Any]:
 
 @contextlib.contextmanager
 def running_job(bench: str, size: int, worker: Sequence[str], flags: Sequence[str], timeout: float) -> Iterator[Job]:
-    """Run a job of `size` workers of the module and arguments `worker`, and end it with the block.
+    """Run a job of `size` workers until the `with` block ends. `worker`: their module and its arguments.
 
     ``{folder}`` in the arguments is replaced by the folder into which the workers write their files. `timeout`: the
     time limit of the whole job in seconds.

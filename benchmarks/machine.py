@@ -1,4 +1,4 @@
-"""The origin of a result. Machines are named by their cores and CPU only."""
+"""The origin of a result: commit and machine. A machine is described by its cores and CPU only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ms_kungfu.tools.doctor.system import System
 
 
 def commit() -> str:
-    """Return the commit of the current folder's checkout, with a + if it is changed; else the package's version."""
+    """Return the checkout's commit, with a + if files have changed, or without a checkout the package's version."""
     try:
         if (Path(_git("rev-parse", "--show-toplevel")) / "benchmarks").is_dir():
             return _git("describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*")

@@ -1,6 +1,6 @@
 """Networks for measuring and testing: LeNet-5, ResNets and Transformers, of MindSpore's layers.
 
-They need nothing of ms_kungfu, so that a program without it can train the same (tests/fault/programs/plain.py).
+They don't use ms_kungfu, so a program without it can train the same networks (tests/fault/programs/plain.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Residual(nn.Cell):
 
 
 class _Bottleneck(nn.Cell):
-    """Of He et al. (2015), with the stride in the 3 x 3 convolution."""
+    """The bottleneck block of He et al. (2015), with the stride in the 3 x 3 convolution."""
 
     def __init__(self, channels_in: int, width: int, stride: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class _Attention(nn.Cell):
 
 
 class _Block(nn.Cell):
-    """Pre-norm, as in Xiong et al. (2020)."""
+    """A Transformer block with pre-norm, as in Xiong et al. (2020)."""
 
     def __init__(self, width: int, heads: int, dropout: Layer) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ NETWORKS: dict[str, Callable[..., Any]] = {
 
 
 class Samples:
-    """`total` random samples for a network: indexable, of two columns, its input and an int32 label."""
+    """`total` random samples for a network, by index. Each has two columns: an input and an int32 label."""
 
     def __init__(self, network: str, total: int) -> None:
         random = np.random.default_rng(1)

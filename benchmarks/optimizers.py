@@ -1,8 +1,8 @@
 """`optimizers`: compare the throughput of all workers with S-SGD, SMA and pair averaging.
 
 The reference is nn.Momentum with the same number of workers, without synchronisation. Each round runs each optimizer
-in turn in the same processes. The steps are real training steps, in which a worker waits only if its optimizer does.
-This measures only the throughput; examples/optimizers compares the accuracy.
+in turn in the same processes. The steps are real training steps: a worker waits for others only if its optimizer does.
+This benchmark measures only the throughput; examples/optimizers compares the accuracy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace, ranks: int, out: report.Report) -> None:
                 for entry in entries:
                     answers = entry.group.measure(entry.task)
                     entry.wrong = entry.wrong or next((a["wrong"] for a in answers if a["wrong"]), None)
-                    if turn > 0:  # the first one compiles
+                    if turn > 0:  # the first turn compiles
                         entry.rounds.append([_together([float(a["samples"][0]) for a in answers])])
         for entry in entries:
             seconds = median(each for (each,) in entry.rounds)
@@ -46,5 +46,5 @@ def run(options: argparse.Namespace, ranks: int, out: report.Report) -> None:
 
 
 def _together(seconds: Sequence[float]) -> float:
-    """Return the step time at which as many equal workers would train as many samples a second as these do."""
+    """Return the common step time that would give the same number of workers the same total throughput."""
     return len(seconds) / sum(1 / each for each in seconds)

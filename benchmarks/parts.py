@@ -1,19 +1,20 @@
-"""`parts`: which share of a training step each part of ms_kungfu takes, from the traces of a job's workers.
+"""`parts`: measure the share of a training step that each part of ms_kungfu takes, from the workers' traces.
 
 The program (`parts_worker`) trains by ``Model.train`` with KungFuMomentum, KungFuElasticCallback, an ElasticDataset and
-a ledger. A part's share is the time of its spans in the steps after the first steps, divided by the time of these
-steps, as the mean over the workers:
+a ledger. A part's share is the time of its spans in the steps after the warm-up, divided by the time of these steps,
+as the mean over the workers:
 
-- reduction: the collectives of the gradients without waiting, with the copies in and out;
-- agreement: the collectives after a step, by which the workers agree on its end, without waiting;
+- reduction: the gradients' collectives and the copies in and out, without waiting;
+- agreement: the collectives by which the workers agree on a step's end, without waiting;
 - callback: the hooks of KungFuElasticCallback without the agreement and the ledger;
 - ledger: writing the step's line;
-- data: the next batch from MindSpore's pipeline and ElasticDataset; without ms_kungfu, the pipeline takes most of it;
+- data: the next batch from MindSpore's pipeline and ElasticDataset; most of this time is the pipeline's, which a
+  program without ms_kungfu spends too;
 - waiting: for other ranks, in all collectives;
 - MindSpore: the rest.
 
-"ours" is the sum of the first four. The second table has the seconds from the start of the command to the end of the
-first step, and the median step, beside one process with nn.Momentum, without ms_kungfu and without a trace.
+"ours" is the sum of the first four. The second table shows the seconds from the start of the command to the end of the
+first step, and the median step. It compares them with one process that runs nn.Momentum without ms_kungfu or a trace.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ms_kungfu._words import counted
 from ms_kungfu.launcher.state.timeline import TraceEvent
 from ms_kungfu.launcher.trace_command import events_in
 
-WARM_UP = 5  # steps: the first compiles, and the launcher's watches begin during the next
+WARM_UP = 5  # steps: the first compiles, and the launcher starts its watches during the next ones
 OURS = ("reduction", "agreement", "callback", "ledger")
 _COLUMNS = ("MindSpore", *OURS, "data", "waiting")
 

@@ -1,7 +1,7 @@
 """The program that `parts` runs: ``Model.train`` with ms_kungfu, or with nn.Momentum alone.
 
-It adds spans to its trace: `elastic callback`, a hook of KungFuElasticCallback; in it `wait for MindSpore`, until the
-step's kernels have ended; and `ledger`, a line.
+The program adds three kinds of spans to its trace: `elastic callback` (a hook of KungFuElasticCallback), within that
+`wait for MindSpore` (until the step's kernels have ended), and `ledger` (writing a line).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.networks import NETWORKS, Loss, Samples
 
 
 class _FirstStep(Callback):
-    """Writes how many seconds after `began_s` the first step ended, and the median of the later steps' seconds."""
+    """Writes the seconds from `began_s` to the end of the first step, and the median seconds of the later steps."""
 
     def __init__(self, began_s: float, out: Path) -> None:
         self._began_s, self._out = began_s, out

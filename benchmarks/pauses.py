@@ -1,8 +1,8 @@
 """`resize --pauses`: measure how long training pauses when a worker is killed, and when the cluster grows or shrinks.
 
-A *pause* is how much longer the step with a change takes than the run's median step, on the surviving worker where it
-is longest. The program is :mod:`.pauses_worker`, under kungfu-run with ``-recover replace``. Its log shows when the
-launcher notices a failure.
+A *pause* is how much longer the step with a change takes than the run's median step, on the surviving worker with the
+longest pause. The program is :mod:`.pauses_worker`, under kungfu-run with ``-recover replace``. kungfu-run's log shows
+when the launcher notices a failure.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ PROGRAMS = ("synthetic", "lenet")
 _WARM_UP_STEPS = 20
 # The parts of a pause, and their names in the table.
 _PARTS = {
-    "whole": "pause",  # the longest of all steps from the moment until the first change that follows
+    "whole": "pause",  # the longest step from the action until the next change of the cluster
     "redo": "the step of the moment",
-    "adoption": "the step of the change",  # the first change of the cluster that follows
-    "joining": "the step of the next change",  # the second, e.g. when the replacement joins
-    "heard": "until the launcher logs it",  # from the kill; the survivors can notice it by then
-    "woken": "until the gradients are there",  # from there until the step's gradients were reduced
+    "adoption": "the step of the change",  # the first change of the cluster after the action
+    "joining": "the step of the next change",  # the second change, e.g. when the replacement joins
+    "heard": "until the launcher logs it",  # from the kill; the survivors can notice the failure by then
+    "woken": "until the gradients are there",  # from the log line until the step's gradients are reduced
 }
 Row = tuple[int, float, float, float]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The kind of action, how often it is done, and to which job."""
+    """The kind of action, how often it is repeated, and the job."""
 
     kind: str
     program: str
     count: int
     seed: int
     step_ms: float
-    timeout: float  # seconds, for all of it
+    timeout: float  # seconds, for the whole job
 
 
 @dataclass(frozen=True)
 class Moment:
-    """An action on the job: when, and the processes that continue."""
+    """An action on the job: its time, and the processes that continue."""
 
     time: float
     survivors: tuple[int, ...]
@@ -61,7 +61,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Pauses:
-    """The results in seconds: of each part a number for each moment."""
+    """The results in seconds. Each part of the pause has a number for each moment."""
 
     median_step: float
     parts: dict[str, list[float]]
@@ -83,13 +83,12 @@ def analyse(
     changes: Mapping[int, Sequence[float]],
     told: Sequence[float] = (),
 ) -> Pauses:
-    """Return the parts of the pause at each moment.
+    """Return the parts of the pause after each moment.
 
     Args:
-        steps: by process, its rows: step, begin, end of the reduction, end; in seconds of the same clock.
-        changes: by
-        process, when it had adopted each of its cluster versions.
-        told: when the launcher logged each failure, in their order.
+        steps: the rows of each process: step, begin, end of the reduction, end; in seconds of the same clock.
+        changes: the times at which each process adopted its cluster versions.
+        told: the time at which the launcher logged each failure, in order.
     """
     normal = statistics.median_high([end - begin for rows in steps.values() for _, begin, _, end in rows])
     result = Pauses(normal, {name: [] for name in _PARTS})
@@ -122,7 +121,7 @@ def _job(trial: Trial, size: int, standbys: int) -> contextlib.AbstractContextMa
 
 
 def _wrong(job: Job) -> str | None:
-    """Return the problem at the end of the job, if any: in the survivors' parameters or the ledger."""
+    """Return the problem in the survivors' parameters or in the ledger at the end of the job, if any."""
     digests = {line["digest"] for line in job.lines() if "digest" in line}
     if len(digests) != 1:
         return f"the parameters differ at the end: {sorted(digests) or 'nobody told them'}"
@@ -131,7 +130,10 @@ def _wrong(job: Job) -> str | None:
 
 
 def measure(trial: Trial) -> tuple[Pauses, str | None]:
-    """Do the action `count` times in one job. Return the problem, if any. Raise GroupError if the job stops."""
+    """Do the action `count` times in one job. Return the pauses, and the problem if any.
+
+    Raise GroupError if the job stops.
+    """
     rng = random.Random(trial.seed)
     standbys = {"kill": 1, "grow-standby": 2}.get(trial.kind, 0)
     first, other = (2, 4) if trial.kind.startswith("grow") else (4, 2)
@@ -142,7 +144,7 @@ def measure(trial: Trial) -> tuple[Pauses, str | None]:
         for _ in range(trial.count):
             time.sleep(rng.uniform(0.3, 0.5))
             if trial.kind == "grow-standby":
-                time.sleep(4.0)  # until new standbys are ready: that isn't measured
+                time.sleep(4.0)  # until new standbys are ready; their start isn't measured
             before, begin = pids, time.monotonic()
             if trial.kind == "kill":
                 os.kill(rng.choice(pids), signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""The program of `resize --pauses`: synthetic steps, or LeNet's, until a file says stop.
+"""The program of `resize --pauses`: synthetic steps, or LeNet's, until a file requests the end.
 
-Each worker leaves a row of numbers for each step and a line for each change, as they happen: a killed worker has left
-all but its last.
+Each worker writes a row of numbers after each step and a line after each change. So a killed worker loses at most its
+last record.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Recorder:
         self._steps.write(ROW.pack(number, begin, reduced, end))
 
     def tell(self, event: str, step: int, **more: Any) -> None:
-        """Append a line to events.jsonl: "member" at the start and after each change, then how it ended."""
+        """Append a line to events.jsonl: "member" at the start and after each change, and how the worker ended."""
         line = {
             "event": event,
             "pid": os.getpid(),
@@ -53,7 +53,7 @@ class Recorder:
             **more,
         }
         with open(self._folder / "events.jsonl", "ab", buffering=0) as file:
-            file.write(b"\n%s\n" % json.dumps(line).encode())  # also after a line that a kill has torn
+            file.write(b"\n%s\n" % json.dumps(line).encode())  # a kill may have cut off the last line
 
     def stop_asked(self) -> bool:
         return (self._folder / "stop").exists()
@@ -67,9 +67,9 @@ def digest(arrays: list[Any]) -> str:
 
 
 class Synthetic:
-    """Steps that sleep, and the reduction of as many gradients as LeNet has. Tests train other numbers the same way."""
+    """Steps that sleep, then reduce as many gradients as LeNet has. Tests derive programs with other numbers."""
 
-    SAMPLES, BATCH = 4096, 32  # of an epoch, and of a step of all workers
+    SAMPLES, BATCH = 4096, 32  # per epoch; per step of all workers together
 
     def __init__(self, folder: Path, step_s: float) -> None:
         self.recorder = Recorder(folder)
@@ -107,7 +107,7 @@ class Synthetic:
         return self.recorder.tell("end", self.step, digest=digest(self.weights), **self.ended())
 
     def at(self, place: str) -> None:
-        """Note that the worker is at a place at which a test may act on it."""
+        """Record that the worker has reached a place at which a test may act on it."""
 
     def goes_on(self) -> bool:
         if not self.walk.left:
@@ -115,7 +115,7 @@ class Synthetic:
         return not self.stop
 
     def begins(self) -> int | None:
-        """Begin a step. Return the size that the cluster should have from now on, if that changes."""
+        """Begin a step. Return the new cluster size, or None if it doesn't change."""
         self.at("begin")
         return None
 
@@ -148,11 +148,11 @@ class Synthetic:
         self.at("recorded")
 
     def gradients(self, own: Iterable[sharding.Range]) -> list[NDArray[np.float32]]:
-        """Return the gradients of the worker's samples: one or several groups; the last number is overwritten."""
+        """Return the gradients of the worker's samples in one or several groups. The last number is overwritten."""
         return [np.resize(np.sin(sharding.positions(own), dtype=np.float64).astype(np.float32), self.weights[0].size)]
 
     def reduce(self, gradients: list[NDArray[np.float32]]) -> None:
-        """Reduce to their mean over the workers, weighted by samples, in place."""
+        """Replace the gradients by their mean over the workers, weighted by samples."""
         comm.all_reduce(gradients[0], "mean", "gradient", gradients[0])
 
     def update(self, gradients: list[NDArray[np.float32]]) -> None:
@@ -203,7 +203,7 @@ class Synthetic:
 
 
 class _Samples:
-    """Images and their classes: so many that no job comes to their end."""
+    """Images and their classes: more than any job uses."""
 
     def __init__(self) -> None:
         self.images = np.random.default_rng(1).standard_normal((64, 1, 28, 28)).astype(np.float32)
@@ -256,7 +256,7 @@ def _lenet(folder: Path) -> None:
 
 
 def read_steps(folder: Path) -> Iterator[tuple[int, list[tuple[int, float, float, float]]]]:
-    """Return each process's rows; a torn last one is left out."""
+    """Return each process's rows. An incomplete last row is left out."""
     for path in folder.glob("*.steps"):
         content = path.read_bytes()
         whole = content[: len(content) // ROW.size * ROW.size]

@@ -1,4 +1,4 @@
-"""Draw results: time and ratio over size, or bars if no size varies. A panel for each number of ranks."""
+"""Draw results: time and ratio over size, or bars if the size is fixed. Each number of ranks has a panel."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BY_SIZE = ("all_reduce", "broadcast")
 
 
 def draw(records: Sequence[Record], path: str) -> None:
-    """Write a PNG; `records` may be of several benches."""
+    """Write a PNG. `records` may be results of several benchmarks."""
     panels: dict[tuple[Any, ...], list[Record]] = {}
     for r in records:
         bench = r["bench"]
@@ -109,7 +109,7 @@ def _over_size(top: Any, bottom: Any, panel: Sequence[Record]) -> None:
     bottom.set_xticks(ticks, [size_text(b) for b in ticks], rotation=30, ha="right")
     bottom.xaxis.set_minor_locator(NullLocator())
     top.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    # A memcpy of four bytes would take half of the picture.
+    # The time axis would spend half of the picture on a memcpy of four bytes.
     collectives = [r for r in panel if r["contender"] != "memcpy"]
     if collectives:
         top.set_ylim(bottom=0.4 * min(r["min_us"] for r in collectives))

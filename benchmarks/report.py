@@ -17,7 +17,7 @@ Record = dict[str, Any]
 
 
 def times(samples: Sequence[float]) -> Record:
-    """Return seconds as the columns of a record."""
+    """Return the columns of a record that summarise these times in seconds."""
     quantiles = np.quantile(samples, (0, 0.5, 0.9, 0.99)) * 1e6
     return {
         "samples": len(samples),
@@ -31,9 +31,9 @@ def verdict(wrong: str | None) -> Record:
 
 
 def records(bench: str, entries: Sequence[Entry], base: Entry | None) -> list[Record]:
-    """Return one record an entry.
+    """Return one record per entry.
 
-    Times are of the rank that counts; `ratio` is this entry's time over that of `base`.
+    The times are those of the rank that counts. `ratio` is this entry's time divided by the time of `base`.
     """
     made = []
     for e in entries:
@@ -74,7 +74,7 @@ class Report:
         return [r for r in self.records if not r["verified"]]
 
     def write(self, path: str) -> None:
-        """Write one object a line; "-" is standard output."""
+        """Write one object per line. If `path` is "-", write to standard output."""
         text = "".join(json.dumps(r) + "\n" for r in self.records)
         if path == "-":
             sys.stdout.write(text)
@@ -118,7 +118,7 @@ def table(title: str, rows: Sequence[Record]) -> str:
         notes = ""
         if not r["verified"]:
             notes += f"  WRONG RESULT: {r['wrong']}"
-        if r["idle_ranks_cpu"] > 0.1:  # a smaller part is below the clock's tick
+        if r["idle_ranks_cpu"] > 0.1:  # a smaller share is below the clock's resolution
             notes += f"  (the idle ranks used {r['idle_ranks_cpu']:.0%} of a core)"
         lines.append(f"  {r['contender']:{width}} {times} {speed:>7}  {relative}{notes}")
     return "\n".join(lines)

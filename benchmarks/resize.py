@@ -26,7 +26,7 @@ def run(options: argparse.Namespace, out: report.Report) -> None:
     schedule, turns, state_bytes = options.schedule, options.rounds, options.state
     if len(schedule) < 2 or any(a == b for a, b in zip(schedule, schedule[1:])):
         raise GroupError("resize: the schedule needs two sizes or more, each unlike the one before")
-    # Back to the first size, at which a further turn begins.
+    # End each turn at the first size, because the next turn begins there.
     circle = [*schedule[1:], *([schedule[0]] if schedule[-1] != schedule[0] else [])]
     with tempfile.TemporaryDirectory(prefix="kungfu-bench-") as folder:
         results = Path(folder) / "results.jsonl"

@@ -1,4 +1,4 @@
-"""The program that `resize` runs under kungfu-run: synthetic steps, and a change of the cluster every few of them."""
+"""The program that `resize` runs under kungfu-run: synthetic steps, with a change of the cluster every few steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Training:
     """Weights that grow by one a step, so that each worker can check its state."""
 
     def __init__(self, nbytes: int, step_s: float) -> None:
-        self.done = np.zeros(2, np.int64)  # changes, steps
+        self.done = np.zeros(2, np.int64)  # number of changes, number of steps
         self._weights = np.zeros(max(1, nbytes // 4), np.float32)
         self._gradient = np.empty_like(self._weights)
         self._step_s = step_s
@@ -36,7 +36,7 @@ class _Training:
         membership.state_received()
 
     def difference(self) -> str | None:
-        """Return None if all ranks have the weights that the number of steps implies; collective."""
+        """Return an error unless all ranks have the weights that the number of steps implies. Collective."""
         low, high = (comm.all_reduce(self._weights, op, "check") for op in ("min", "max"))
         steps = int(self.done[1])
         if low.min() == high.max() == steps:
@@ -45,7 +45,7 @@ class _Training:
 
 
 def _change(training: _Training, size: int) -> dict[str, Any] | None:
-    """Change the cluster. None: this process isn't part of it any more."""
+    """Change the cluster. Return None if this process is no longer a member."""
     training.done[0] += 1
     comm.barrier()
     times = [time.perf_counter()]

@@ -1,7 +1,7 @@
 """Measure baselines in turns: each once per round, while the others are blocked in a read.
 
 Absolute times drift on shared machines, but times within the same second are comparable. So the ratio of two baselines
-is the median of their ratios in each round.
+is computed in each round, and the result is the median over the rounds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.group import Group
 
 @dataclass
 class Entry:
-    """One line of a result: a task for one group, and its times. Several entries may share a group."""
+    """One line of a result: a task, the group that executes it, and the times. Entries may share a group."""
 
     label: str
     group: Group
@@ -29,7 +29,7 @@ class Entry:
     rounds: list[list[float]] = field(default_factory=list)  # seconds of the rank that counts, by round
     wrong: str | None = None
     unsupported: str | None = None
-    others_cpu_s: float = 0.0  # processor time of the ranks that should have been idle, in wall_s
+    others_cpu_s: float = 0.0  # processor time of the other baselines' ranks during wall_s; they should be idle
     wall_s: float = 0.0
     answers: list[dict[str, Any]] = field(default_factory=list)  # of the last round, by rank
 
@@ -39,7 +39,7 @@ class Entry:
 
 
 def run(entries: Sequence[Entry], rounds: int) -> list[Entry]:
-    """Fill in the results, and return the entries whose baseline supports its task. One extra round warms up."""
+    """Fill in the results, and return the entries whose baseline supports the task. One extra round warms up."""
     groups = {id(entry.group): entry.group for entry in entries}
     for turn in range(rounds + 1):
         for entry in entries:

@@ -1,14 +1,14 @@
 """`shards`: measure the cost of training in shards, and its benefit if workers are slow, fail or join.
 
-- cost: a step with as many shards as workers, against the same step without shards, in jobs that take turns
-- table: the time of a step, and the most memory of a worker, by shards and workers
-- straggler: four workers of which one takes three times as long (asleep), 16 shards: throughput over the sum of the
-  workers' speeds
-- kill: one worker of four is killed; grow: 1 -> 2 -> 4 workers by a schedule: the longest step on the remaining
-  workers, and how many graphs they have compiled; kill-plain, grow-plain: the same without shards
+- cost: a step with as many shards as workers, compared with the same step without shards, in jobs that take turns
+- table: the step time, and a worker's peak memory, by shards and workers
+- straggler: the throughput with 16 shards, divided by the sum of the workers' speeds; one of the four workers sleeps,
+  so that it takes three times as long
+- kill: one worker of four is killed; grow: a schedule adds workers (1 -> 2 -> 4). Both measure the longest step on the
+  remaining workers, and how many graphs they have compiled. kill-plain, grow-plain: the same without shards
 
-Each runs :mod:`.shards_worker` under kungfu-run, with one core per worker. The limits are the project's targets. A
-value above a limit is reported but isn't a failure; a wrong result is.
+Each part runs :mod:`.shards_worker` under kungfu-run, with one core per worker. The limits are the project's targets.
+The benchmark reports a value above a limit, but fails only if a result is wrong.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ PARTS = ("cost", "table", "straggler", "kill", "grow", "kill-plain", "grow-plain
 NETWORKS = ("lenet", "resnet", "transformer")
 COST_LIMIT = 1.03
 PACE_LIMIT = 0.85
-_STEP_LIMIT_MS, _STEP_LIMIT_MEDIANS = 150.0, 12.0  # the larger one counts
+_STEP_LIMIT_MS, _STEP_LIMIT_MEDIANS = 150.0, 12.0  # the larger limit counts
 _WORKER = "benchmarks.shards_worker"
-_BATCH = 32  # of all workers
-_TURNS, _SAMPLES = 8, 40  # of a job that is measured beside another one, and steps of each
-_SHARDS = (None, 1, 2, 4, 8, 16, 32)  # of the table; None: without
+_BATCH = 32  # samples per step of all workers
+_TURNS, _SAMPLES = 8, 40  # turns of a job that alternates with another one; steps per turn
+_SHARDS = (None, 1, 2, 4, 8, 16, 32)  # of the table; None: without shards
 _STRAGGLER = {"shards": 16, "adapt": 10, "steps": 30}
-_SLEEP_S, _SLOW = 0.02, 3  # a shard's computation, and how many times as long it takes the slow worker
-# Of examples/lenet-elastic: a training set of scikit-learn's digits, whose last shard of an epoch is shorter.
+_SLEEP_S, _SLOW = 0.02, 3  # time to compute a shard, and how many times as long the slow worker takes
+# As in examples/lenet-elastic: 1500 of scikit-learn's digits, so that an epoch's last shard is shorter.
 _LENET = {"do": "model_train", "batch": _BATCH, "total": 1500}
 _LENET_SHARDS = 4
 _EPOCH = -(-1500 // _BATCH)  # steps
@@ -83,7 +83,7 @@ def _within(value: float, limit: float) -> str:
 
 
 def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> float:
-    """Return the time of `ours` as a multiple of `theirs`: the median over the rounds of the ratio in each.
+    """Return the time of `ours` divided by the time of `theirs`: the median of the rounds' ratios.
 
     >>> ratio([[2.0, 2.0], [30.0, 30.0]], [[1.0, 1.0], [10.0, 10.0]])
     2.5
@@ -94,10 +94,10 @@ def ratio(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) ->
 def _in_turns(
     model: str, ranks: int, ways: Sequence[Shards], options: argparse.Namespace
 ) -> dict[Shards, tuple[list[list[float]], dict[str, Any]]]:
-    """Return the times of each variant's steps by turn, and its workers' results at the end.
+    """Return the step times of each variant by turn, and its workers' results at the end.
 
-    Each variant is a separate job: of two training runs in one process, the second is always slower by 3 to 10 %. The
-    jobs run together and take turns of a second or less, because a shared machine's speed changes by the minute.
+    Each variant is a separate job, because the second of two training runs in one process is always 3 to 10 % slower.
+    The jobs exist together and take turns of a second or less, because a shared machine's speed changes by the minute.
     """
     plan = {
         "do": "time_steps", "model": model, "batch": _BATCH, "turns": _TURNS, "samples": options.samples or _SAMPLES
@@ -143,7 +143,7 @@ def cost(options: argparse.Namespace, out: report.Report) -> None:
 
 
 def grid(cells: Mapping[tuple[Shards, int], tuple[float, float]]) -> str:
-    """Return a table of (ms a step, MiB) by shards and workers.
+    """Return a table of (ms per step, MiB) by shards and workers.
 
     >>> print(grid({(None, 1): (1.0, 500.0), (2, 1): (1.25, 510.0), (2, 2): (2.0, 520.0)}))
          shards            1 worker           2 workers
@@ -190,7 +190,7 @@ def table(options: argparse.Namespace, out: report.Report) -> None:
 
 
 def efficiency(shards: int, step_s: float, shard_s: Iterable[float]) -> float:
-    """Return shards a second, over the sum of those that the workers could compute if none waited for another.
+    """Return the shards per second, divided by the number that the workers could compute without any waiting.
 
     >>> efficiency(16, 0.1, [0.02, 0.02, 0.02, 0.06])
     0.96
@@ -209,7 +209,7 @@ def straggler(options: argparse.Namespace, out: report.Report) -> None:
         wrong = f"the parameters are {rows[0]['digest']}, one worker's {alone['rows'][0]['digest']}"
     step_s = max(row["step_s"] for row in rows)
     idle = [rank for rank, row in enumerate(rows) if not row["shard_s"]]
-    # A rank without shards still has a speed.
+    # A rank that computed no shards still has a speed.
     share = efficiency(plan["shards"], step_s, [row["shard_s"] or sleep_s[rank] for rank, row in enumerate(rows)])
     dealt = [row["dealt"] for row in rows]
     record = _record(
@@ -231,7 +231,7 @@ def straggler(options: argparse.Namespace, out: report.Report) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """Values of the workers that ran from a job's second epoch to its end."""
+    """Results of the workers that ran from a job's second epoch to its end."""
 
     median_ms: float
     longest_ms: float
@@ -295,7 +295,7 @@ def _lenet(shards: Shards, epochs: int, schedule: str | None) -> list[str]:
 
 
 def _killed(shards: Shards, rng: random.Random, timeout: float) -> Run:
-    """Kill one of four at a random moment of the second or third epoch."""
+    """Kill one of four workers at a random moment of the second or third epoch."""
     with running_job("shards", 4, _lenet(shards, _KILL_EPOCHS, None), _flags(shards), timeout) as job:
         _, pids = job.whole(4)
         job.await_steps(pids, _EPOCH + 2 + rng.randrange(_EPOCH))
@@ -306,7 +306,7 @@ def _killed(shards: Shards, rng: random.Random, timeout: float) -> Run:
 
 
 def _undisturbed(shards: Shards, epochs: int, timeout: float) -> Run | None:
-    """Return one worker's run, whose bits each run with shards has; None without shards."""
+    """Return a run of one worker: every run with shards must have the same bits. Return None without shards."""
     if shards is None:
         return None
     with running_job("shards", 1, _lenet(shards, epochs, None), _flags(), timeout) as job:
@@ -373,7 +373,7 @@ def kill(options: argparse.Namespace, out: report.Report, shards: Shards = _LENE
 
 
 def grow(options: argparse.Namespace, out: report.Report, shards: Shards = _LENET_SHARDS) -> None:
-    count = max(1, options.count // 10)  # each takes as long as ten kills
+    count = max(1, options.count // 10)  # each run takes as long as ten kills
     expected = _undisturbed(shards, _GROW_EPOCHS, options.timeout)
     runs, wrong = _tried(range(count), lambda rng: _grown(shards, options.timeout), expected)
     _struck("grow" if shards else "grow-plain", shards, runs, count, wrong, out)

@@ -29,10 +29,10 @@ from ms_kungfu.dataset import ElasticDataset
 from ms_kungfu.elastic import ElasticTraining, ShardedStep
 from ms_kungfu.optimizers import KungFuMomentum
 
-_DIFFERENT = 64  # samples, which repeat
-_AHEAD = 20  # steps: as many batches as MindSpore's pipelines hold, and a little
+_DIFFERENT = 64  # number of distinct samples, which repeat
+_AHEAD = 20  # steps: slightly more than the number of batches that MindSpore's pipelines buffer
 _POLL_S = 0.005
-# their names in MindSpore's versions
+# The names of the class that compiles, in several versions of MindSpore.
 _EXECUTORS = ("GraphExecutor_", "JitExecutor_", "GraphExecutorPy", "JitExecutorPy")
 
 
@@ -49,7 +49,7 @@ class _Samples(networks.Samples):
 
 
 class Training:
-    """Steps of a network, in shards, or (None) with a part for each worker."""
+    """Steps of a network, with `shards`; None: each worker computes its part of the batch."""
 
     def __init__(self, model: str, shards: int | None, batch: int, steps: int) -> None:
         ms.set_seed(1)
@@ -64,7 +64,7 @@ class Training:
         source = ds.GeneratorDataset(_Samples(model, batch * steps), ["x", "label"], shuffle=False)
         self._data = ElasticDataset(source, global_batch_size=batch, shuffle=False, shards=shards)
         self.elastic = ElasticTraining(net, optimizer, dataset=self._data)
-        # Moving statistics are each worker's own if a step isn't partitioned into shards.
+        # Without shards, each worker has its own moving statistics.
         self._same = net.trainable_params() if shards is None else self.elastic.parameters
         self.train: Any
         if shards is None:
@@ -76,7 +76,7 @@ class Training:
         self.steps = self._steps()
 
     def _steps(self) -> Iterator[None]:
-        """Yield whole steps of the loop, from asking for data to the end of the step's agreement."""
+        """Yield after each step of the loop. A step lasts from the request for data to the end of its agreement."""
         for _ in self.elastic.epochs(1):
             for x, labels in self._data:
                 self.train(x, labels).asnumpy()
@@ -84,12 +84,12 @@ class Training:
                 yield
 
     def digest(self) -> str:
-        """Return a digest of what is the same on all workers."""
+        """Return a digest of the parameters that are equal on all workers."""
         return digest([p.asnumpy() for p in self._same])
 
 
 def _peak_mib() -> float:
-    """Return the most memory that this process has had."""
+    """Return the peak memory of this process."""
     text = Path("/proc/self/status").read_text()
     return int(text.partition("VmHWM:")[2].split()[0]) / 1024
 
@@ -106,16 +106,16 @@ def _turn(folder: Path) -> int:
 
 
 def time_steps(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
-    """Time steps in turns, each of which begins when FOLDER/turn has its number.
+    """Time steps in turns. A turn begins when FOLDER/turn contains its number.
 
-    Of each step FOLDER/times.jsonl gets the slowest rank's time. The first turn warms up, and so do the first steps of
-    each, whose data was made meanwhile.
+    FOLDER/times.jsonl gets the slowest rank's time of each step. The first turn warms up, and so do the first steps of
+    each turn, because their data was prepared between the turns.
     """
     turns, samples = plan["turns"], plan["samples"]
     training = Training(plan["model"], plan["shards"], plan["batch"], (turns + 1) * (_AHEAD + samples))
     first = runtime.current_rank() == 0
     for turn in range(turns + 1):
-        while first and _turn(folder) < turn:  # the others wait for it in the barrier
+        while first and _turn(folder) < turn:  # the other ranks wait for rank 0 in the barrier
             time.sleep(_POLL_S)
         seconds = []
         for _ in range(_AHEAD + samples):
@@ -132,9 +132,9 @@ def time_steps(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def straggle(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
-    """Time LeNet's steps, with `sleep_s` more for a rank to compute a shard.
+    """Time LeNet's steps. Each rank sleeps for its `sleep_s` whenever it computes a shard.
 
-    The steps after the first `adapt` count.
+    The first `adapt` steps don't count.
     """
     adapt, counted = plan["adapt"], plan["steps"]
     training = Training("lenet", plan["shards"], 2 * plan["shards"], adapt + counted)
@@ -163,9 +163,9 @@ def straggle(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
 
 
 class Compilations:
-    """Count the graphs that this process has compiled since this was made.
+    """Count the graphs that this process has compiled since the creation of this object.
 
-    It counts calls of MindSpore's Python to its compiler: for cells and for functions alike.
+    It counts the calls from MindSpore's Python code to its compiler, for cells and for functions.
     """
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class Compilations:
 
 
 class _Watch(Callback):
-    """Comes after the elastic callback. A step begins at the end of the one before."""
+    """Runs after the elastic callback. A step begins at the end of the previous step."""
 
     def __init__(self, recorder: Recorder, compilations: Compilations) -> None:
         super().__init__()

@@ -1,21 +1,21 @@
-"""Predict an all-reduce between many hosts by an alpha-beta model, fitted to measurements on a few.
+"""Predict the time of an all-reduce between many hosts by an alpha-beta model, fitted to measurements on a few.
 
-Four numbers make a network. An operation takes:
-- `base_s`, whatever its size, for the ranks and their host's transport to meet
-- `step_s` (alpha) for each message that waits for another host's
-- `byte_s` (beta) for each byte through a host's cable
-- `work_s` for each byte in a host's memory and cores, on its way to the transport and back
+Four numbers describe a network. An operation takes:
+- `base_s`, whatever its size, in which the ranks and their host's transport wait for each other
+- `step_s` (alpha) for each message that waits for another host's message
+- `byte_s` (beta) for each byte that a host sends over its network connection
+- `work_s` for each byte that a host's memory and cores move to the transport and back
 
-The steps and bytes are those of two algorithms. The model selects one as the runtime does between hosts of equal cables
-with these numbers (`ops_src/collectives/hosts/selector.cc`; slices count as one operation):
+The steps and bytes are those of two algorithms. The model selects one by the rule that the runtime uses between hosts
+with equal connections (`ops_src/collectives/hosts/selector.cc`; slices count as one operation):
 
-- recursive doubling: log2(n) steps, two more if n is no power of two, each with all the bytes, which are reduced before
-  the next step;
-- a ring: 2 (n - 1) steps, each with 1/n of them.
+- recursive doubling: log2(n) steps, and two more if n is no power of two. Each step sends all bytes, and reduces them
+  before the next step.
+- a ring: 2 (n - 1) steps, each with 1/n of the bytes.
 
-It ignores hosts that compute meanwhile, cables that others use, and oversubscribed switches (each host has all of its
-cable). It also ignores a step's jitter, of which 2 (n - 1) steps of a ring wait for the worst. So with many hosts it
-gives a lower bound rather than a prediction.
+The model ignores computation on the hosts, other traffic on their connections, and oversubscribed switches. It also
+ignores jitter: each of a ring's 2 (n - 1) steps waits for the slowest host. So with many hosts the result is a lower
+bound rather than a prediction.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Network:
     work_s: float
 
     def seconds(self, hosts: int, nbytes: int, ring: bool | None = None) -> float:
-        """Return the time. `ring`: whether it uses a ring; None: as the runtime chooses."""
+        """Return the time of an all-reduce. `ring`: whether to use a ring; None: as the runtime selects."""
         ring = self.takes_ring(hosts, nbytes) if ring is None else ring
         return float(np.dot(_costs(hosts, nbytes, ring), astuple(self)))
 
@@ -61,8 +61,8 @@ class Network:
         return hosts > 1 and many * self.step_s + less * self.byte_s <= doubling
 
 
-# Assumed, and not measured: cables of 1 Gbit/s behind one switch, 0.1 ms for a message through both kernels and the
-# transports' threads, memory of some GB/s. --measured replaces them by facts.
+# Assumed, not measured: 1 Gbit/s per host behind one switch, 0.1 ms for a message through both hosts' kernels and
+# transport threads, some GB/s of memory bandwidth. --measured replaces these by fitted numbers.
 DEFAULT = Network(base_s=150e-6, step_s=100e-6, byte_s=8e-9, work_s=1e-9)
 
 
@@ -74,7 +74,7 @@ class Measurement:
 
 
 def _costs(hosts: int, nbytes: int, ring: bool) -> tuple[float, float, float, float]:
-    """Return how often each of a network's numbers counts."""
+    """Return the factors by which to multiply a network's four numbers."""
     if ring:
         steps, through = 2 * (hosts - 1), 2 * (hosts - 1) / hosts * nbytes
     else:
@@ -84,10 +84,10 @@ def _costs(hosts: int, nbytes: int, ring: bool) -> tuple[float, float, float, fl
 
 
 def fit(measured: Sequence[Measurement]) -> Network:
-    """Fit the network with the least squares of relative errors, none of its numbers below 0.
+    """Fit the network by the least squares of relative errors, with numbers of at least 0.
 
-    ValueError if the data don't suffice. The algorithm of each measurement isn't in the file, and depends on the
-    network: it is found by iteration.
+    Raise ValueError if the data don't suffice. The file doesn't contain the algorithm of each measurement. The
+    algorithm depends on the network, so iteration finds both.
     """
     network = DEFAULT
     for _ in range(_MOST_TURNS):
@@ -105,7 +105,7 @@ def _fit_to(measured: Sequence[Measurement], ways: Sequence[bool]) -> Network:
         raise ValueError("to tell a network's numbers apart takes two numbers of hosts, small sizes and large ones")
     free = [True] * 4
     while True:
-        # Columns of similar size, otherwise the bytes' would decide what is rounded to nothing.
+        # Scale the columns to similar size. Otherwise the bytes' column would cause the others to be rounded to 0.
         scale = np.abs(costs).max(axis=0)
         found = np.zeros(4)
         found[free] = np.linalg.lstsq((costs / scale)[:, free], np.ones(len(costs)), rcond=None)[0]
@@ -115,7 +115,7 @@ def _fit_to(measured: Sequence[Measurement], ways: Sequence[bool]) -> Network:
 
 
 def read(path: Path) -> list[Measurement]:
-    """Read measurements. ValueError if a line is invalid."""
+    """Read measurements. Raise ValueError if a line is invalid."""
     measured = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
@@ -172,7 +172,7 @@ def _tell_of_fit(network: Network, measured: Sequence[Measurement]) -> None:
     try:
         told = errors(fit(fewer), last)
     except ValueError:
-        return  # too few
+        return  # too few measurements
     print(f"{most} hosts, foretold from fewer:")
     for m, error in zip(last, told):
         print(f"  {report.size_text(m.nbytes):>8}  measured {m.seconds * 1e3:9.3f} ms, foretold {error:+.0%}")

@@ -1,7 +1,7 @@
-"""`step`: a training step with KungFuMomentum, beside the same with nn.Momentum in the same processes.
+"""`step`: compare a training step with KungFuMomentum to one with nn.Momentum in the same processes.
 
-On one rank the difference is the package's cost for a program that isn't distributed. On several, nn.Momentum reduces
-nothing: its time is that of the computation alone while all ranks compute, and the difference is the communication.
+On one rank the difference is the package's cost for a program that isn't distributed. On several ranks, nn.Momentum
+reduces nothing: its time is the computation alone while all ranks compute, and the difference is the communication.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from benchmarks.contenders.training import KungFuTraining, MindSporeTraining
 from benchmarks.group import Group, running
 
 _STEPS = 20
-_TOLERANCE = 1e-3  # between sums of weights; MindSpore's threads add up in any order
+_TOLERANCE = 1e-3  # between sums of weights, because MindSpore's threads add in any order
 
 
 def run(options: argparse.Namespace, ranks: int, out: report.Report) -> None:
-    """Run the benchmark. The options are the command line's; `vs` may hold "mindspore": its own data parallelism."""
+    """Run the benchmark. The options are the command line's. "mindspore" in `vs` adds MindSpore's data parallelism."""
     runs = [("KungFuMomentum", "kungfu", "KungFuMomentum"), ("nn.Momentum", "kungfu", "nn.Momentum")]
     kinds: dict[str, type[Contender]] = {"kungfu": KungFuTraining}
     if "mindspore" in options.vs and ranks > 1:
@@ -57,7 +57,7 @@ def _run(
 
 
 def _verify(entries: Sequence[rounds.Entry], ranks: int) -> None:
-    """Check that all that train on the same data have the same weights by now."""
+    """Check that all entries that train on the same data have the same weights."""
     together = [e for e in entries if ranks == 1 or e.label != "nn.Momentum"]
     sums = [(e, rank, float(a["checksum"])) for e in together for rank, a in enumerate(e.answers)]
     expected = sums[0][2]

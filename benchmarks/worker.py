@@ -1,7 +1,7 @@
 """One rank of a baseline: ``python -m benchmarks.worker module:Class folder rank size ...``; see :mod:`.group`.
 
-It receives tasks from the socket in `folder` and answers each; between tasks it is blocked in a read. It ends when the
-other side does.
+The rank receives tasks from the socket in `folder` and answers each. Between tasks it is blocked in a read. It ends
+when the main process ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _answer(contender: Contender, task: Any) -> dict[str, Any]:
         return contender.measure(task)
     except Unsupported as error:
         return {"unsupported": str(error)}
-    except Exception as error:  # the other side reports it; the traceback goes to this rank's log
+    except Exception as error:  # the main process reports the error; the traceback goes to this rank's log
         import traceback
 
         traceback.print_exc()

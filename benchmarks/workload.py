@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-_PERIOD = 1021  # of the values; prime, so that no chunk size of a protocol divides it
+_PERIOD = 1021  # of the values; prime, so that it isn't a multiple of any protocol's chunk size
 _POISON = 0x5A
 
 
 @dataclass(frozen=True)
 class Dtype:
-    """`number` is the runtime's (kf_dtype); NumPy holds a bfloat16 as the bits of its upper half."""
+    """An element type. `number` is the runtime's kf_dtype. In NumPy a bfloat16 is a uint16 with its bits."""
 
     name: str
     storage: str
@@ -50,8 +50,8 @@ DTYPES = {
 class Task:
     """One measurement of one baseline, the same on all its ranks.
 
-    `counts` are the elements of each tensor; `groups` the tensors [begin, end) that travel together. A measurement is
-    `samples` times `batch` calls, which take `sets` sets of buffers in turns.
+    `counts` are the tensors' numbers of elements. `groups` are the tensors [begin, end) that one call reduces together.
+    A measurement is `samples` times `batch` calls, which use `sets` sets of buffers in turn.
     """
 
     kind: str
@@ -102,7 +102,7 @@ class Workload:
         return self.dtype.encode(getattr(values, self.task.op)(0))
 
     def poison(self) -> None:
-        """Overwrite all outputs, so that only a call can have put the right values there."""
+        """Overwrite all outputs, so that right values can only be results of a call."""
         if self.task.kind == "broadcast" and self.rank == self.task.root:
             return
         for _, outputs in self.sets:
@@ -110,7 +110,7 @@ class Workload:
                 output.view(np.uint8).fill(_POISON)
 
     def verify(self, used: int) -> str | None:
-        """Return what is wrong with the outputs of the first `used` sets; None if all is right."""
+        """Return an error if an output of the first `used` sets is wrong, else None."""
         for i, (_, outputs) in enumerate(self.sets[:used]):
             for t, output in enumerate(outputs):
                 wrong = self._difference(output.reshape(-1), self._expected(t))
@@ -119,7 +119,7 @@ class Workload:
         return None
 
     def _difference(self, output: Array, pattern: Array) -> str | None:
-        step = _PERIOD * 1024  # in pieces, so that checking 256 MiB takes no second buffer of that size
+        step = _PERIOD * 1024  # in pieces, so that a check of 256 MiB needs no second buffer of that size
         expected = np.resize(pattern, min(step, output.size))
         for begin in range(0, output.size, step):
             got = output[begin : begin + step]

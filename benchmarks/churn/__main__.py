@@ -90,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class _Session:
-    """The runs of a command, which are told and kept as they end."""
+    """The runs of a command. Each run is printed and stored when it ends."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.interpreter = peers.python(arguments.peers)
@@ -102,7 +102,7 @@ class _Session:
         return self._versions[system] is not None
 
     def do(self, run: Run, mark: str = "") -> dict[str, Any] | None:
-        """Return the row of a run, or None if the system has no such scenario. `mark`: beside its switches."""
+        """Return the row of a run, or None if the system can't do the scenario. `mark`: added to its switches."""
         facts = machine.facts()
         about = {
             "date": time.strftime("%Y-%m-%d"),
@@ -134,7 +134,7 @@ class _Session:
         return row
 
     def best_interval(self, run: Run) -> int:
-        """Return the steps between checkpoints with the most useful samples, in short runs with another seed."""
+        """Return the checkpoint interval (steps) with the most useful samples, in short runs with another seed."""
         rates = {}
         for steps in _SEARCHED:
             row = self.do(replace(run, checkpoint_every=steps, seed=_SEARCH_SEED, seconds=_SEARCH_S), "search")
@@ -193,7 +193,7 @@ def _cost(arguments: argparse.Namespace) -> int:
                 row = session.do(variant.run(workload, int(workers), arguments.seconds), "cost")
                 if row is not None:
                     rates = found.setdefault((workload, int(workers)), {})
-                    # Without a reduction the numbers are those of the slowest worker alone.
+                    # Without a reduction, the numbers describe only the slowest worker.
                     alone = "reduction" in variant.without
                     rates.setdefault(variant.name, []).append(row["rate"] * (workers if alone else 1))
     text = cost.markdown(found)

@@ -1,7 +1,6 @@
 """Cost without failures: compare a step of ms_kungfu with the framework's own step, and switch parts off in turn.
 
-The runs of a round follow one another, so a ratio compares runs of the same round. `rate` is useful samples per
-second.
+The runs of a round follow one another, and each ratio compares runs of one round. `rate` is useful samples per second.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ BASE = VARIANTS[0].name
 
 
 def ratios(rates: Mapping[str, Sequence[float]], base: str = BASE) -> dict[str, float]:
-    """Return how many times as long a step of each takes as a step of `base`: the median ratio over the rounds.
+    """Return each variant's step time as a multiple of that of `base`: the median ratio over the rounds.
 
     >>> ratios({"nn.Momentum, no reduction": [100.0, 50.0], "ms_kungfu": [80.0, 40.0]})
     {'nn.Momentum, no reduction': 1.0, 'ms_kungfu': 1.25}
@@ -59,7 +58,7 @@ def markdown(found: Mapping[tuple[str, int], Mapping[str, Sequence[float]]]) -> 
     """Return a Markdown table of the variants' rates and relative step times.
 
     Each key of `found`, a workload and a number of workers, has a column. Each variant has a row. A cell contains the
-    median rate in samples per second, and how many times as long a step takes as a step of `BASE` (`ratios`).
+    median rate in samples per second, and the step time as a multiple of that of `BASE` (`ratios`).
     """
     lines = ["| | " + " | ".join(f"{workload}, {n} worker{'s' if n > 1 else ''}" for workload, n in found) + " |"]
     lines.append("|---" * (len(found) + 1) + "|")

@@ -34,7 +34,7 @@ _HOSTS = 2
 
 @dataclass(frozen=True)
 class Run:
-    """What is measured."""
+    """The settings of a run."""
 
     system: str
     workload: str
@@ -76,7 +76,7 @@ class _Job:
         within: list[str] = []
         if self._hosts:
             host = self._hosts[command.host]
-            # Programs send each other their host's name, which no server resolves here. So the name is the address.
+            # Programs send their host's name to each other, but no server resolves it here. So the address is the name.
             within = [*host.within(), "sh", "-c", 'hostname "$0" && exec "$@"', host.address]
         self._tell(start=command.name, argv=[*within, *command.argv], env=command.env, again=command.again)
 
@@ -84,7 +84,7 @@ class _Job:
         self._tell(signal=name, number=number)
 
     def workers(self) -> list[int]:
-        """Return the living workers in the order of their start. A spare process counts from its first step on."""
+        """Return the living workers in the order of their start. A spare process counts after its first step."""
         steps = (path for path in (self.folder / "steps").glob("*.rows") if path.stat().st_size)
         named = {int(path.stem): path.stat().st_ctime for path in steps}
         for path in (self.folder / "workers").glob("*"):
@@ -92,12 +92,12 @@ class _Job:
         return [pid for pid in sorted(named, key=lambda pid: (named[pid], pid)) if _lives(pid)]
 
     def stepped(self, count: int, steps: int, since: float = 0.0) -> bool:
-        """Return whether `count` living workers have each done this number of steps since then."""
+        """Return whether `count` living workers have each done `steps` steps since the time `since`."""
         done = [pid for pid, rows in read_steps(self.folder) if sum(at >= since for at, _ in rows) >= steps]
         return len([pid for pid in done if _lives(pid)]) >= count
 
     def over(self) -> bool:
-        """Return whether all commands have ended, and with them the job."""
+        """Return whether all commands, and so the job, have ended."""
         exits = self.folder / "exits.jsonl"
         lines = exits.read_text().splitlines() if exits.exists() else []
         return self._started <= {json.loads(line)["name"] for line in lines}
@@ -125,7 +125,7 @@ class _Job:
         self.memory.append(total)
 
     def seen_s(self, uncollected: bool) -> float:
-        """Return the processor time that was seen, of all processes or of those that the shim won't know of."""
+        """Return the recorded processor time of all processes, or only of those whose time the shim can't learn."""
         return sum(used for used, ignored in self._used.values() if ignored or not uncollected)
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ def _lives(pid: int) -> bool:
 
 
 def _act(event: Event, system: System, plan: Plan, job: _Job, hosts: Any) -> bool:
-    """Do an event. Return whether it was done and a worker was lost."""
+    """Execute an event. Return whether this succeeded and a worker was lost."""
     if event.action == "resize":
         commands, signals = system.resize(plan, job.folder, event.size)
         for name, number in signals:
@@ -162,7 +162,7 @@ def _act(event: Event, system: System, plan: Plan, job: _Job, hosts: Any) -> boo
         return False
     living = job.workers()
     if not living:
-        return False  # all of them are being started
+        return False  # all workers are still starting
     with contextlib.suppress(ProcessLookupError):
         os.kill(victim(living, event.draw), signal.SIGKILL)
         return True
@@ -198,11 +198,15 @@ def _watched(job: _Job) -> Iterator[None]:
 
 
 def carry_out(run: Run, python: str, keep: Path | None = None) -> dict[str, Any]:
-    """Return a run's numbers. Raise Failed if its workers don't start, NotApplicable if the system can't do the run.
+    """Execute a run and return its numbers.
 
     Args:
         python: the interpreter of the other systems.
         keep: a folder to which the run's files are copied.
+
+    Raises:
+        Failed: the workers don't start.
+        NotApplicable: the system can't do the run.
     """
     system = SYSTEMS[run.system]
     with tempfile.TemporaryDirectory(prefix="churn-", ignore_cleanup_errors=True) as name, _network(run) as hosts:

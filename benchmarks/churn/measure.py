@@ -20,20 +20,20 @@ Rows = Mapping[int, Sequence[tuple[float, int]]]
 
 @dataclass(frozen=True)
 class Timeline:
-    """The committed steps of a run that the final weights contain, ordered by time."""
+    """The committed steps whose updates the final weights contain, ordered by time."""
 
     times: tuple[float, ...]
     positions: tuple[int, ...]
 
     def at(self, when: float) -> int:
-        """Return how many of the final weights' samples were trained by time `when`."""
+        """Return the number of samples that the final weights had been trained on by time `when`."""
         number = int(np.searchsorted(self.times, when, side="right"))
         return self.positions[number - 1] if number else 0
 
     def begun_after(self, when: float) -> float | None:
-        """Return when the first step was committed that began after `when` and goes beyond all earlier steps.
+        """Return the commit time of the first step that began after `when` and goes beyond all earlier steps.
 
-        This is the second step committed after `when`, because the first may have been almost complete at that time.
+        This is the second step committed after `when`: the first one might have been almost complete at that time.
         """
         reached, steps = self.at(when), 0
         for time, position in zip(self.times, self.positions):
@@ -45,9 +45,9 @@ class Timeline:
 
 
 def timeline(rows: Rows) -> Timeline:
-    """Return the timeline without steps that were undone later: a system that resumes from a checkpoint repeats them.
+    """Return the timeline without the steps that were undone later, e.g. because a system resumed from a checkpoint.
 
-    A step is undone if any process commits one later that contains fewer samples.
+    A step is undone if any process later commits a step that contains fewer samples.
 
     >>> timeline({1: [(0.0, 8), (1.0, 16), (2.0, 24)], 2: [(3.0, 16), (4.0, 24)]})
     Timeline(times=(0.0, 1.0, 3.0, 4.0), positions=(8, 16, 16, 24))
@@ -66,8 +66,8 @@ def timeline(rows: Rows) -> Timeline:
 def recoveries(found: Timeline, kills: Sequence[float], end: float) -> list[float]:
     """Return the seconds from each kill to the end of the next step that began after it, or to the end of the run.
 
-    The step must go beyond all steps before the kill, and must not be undone later. So a system that repeats steps
-    since a checkpoint must first catch up.
+    The step must go beyond all steps before the kill, and must not be undone later. So a system that resumes from a
+    checkpoint must first catch up.
     """
     spent = []
     for kill in kills:
@@ -77,7 +77,7 @@ def recoveries(found: Timeline, kills: Sequence[float], end: float) -> list[floa
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that is at least as large as this share of the values.
+    """Return the smallest of the values that is at least as large as a fraction `share` of them.
 
     >>> percentile([4.0, 1.0, 3.0, 2.0], 0.5), percentile([], 0.5)
     (2.0, None)
@@ -105,7 +105,7 @@ class Observed:
 
 
 def final(folder: Path) -> dict[str, Any]:
-    """Return the results from the final weights: the samples, whether all workers' weights are equal, the accuracy."""
+    """Return the results from the final weights: samples, accuracy, and whether all workers' weights are equal."""
     ends = {int(path.stem): json.loads(path.read_text()) for path in (folder / "ends").glob("*.json")}
     if not ends:
         return {"wrong": "no worker came to its end"}
@@ -124,7 +124,7 @@ def final(folder: Path) -> dict[str, Any]:
 
 
 def phases(folder: Path, since: float) -> str:
-    """Return the median seconds of each start phase, over workers whose first step was after that time."""
+    """Return the median seconds of each start phase, over the workers whose first step was after time `since`."""
     first = {pid: rows[0][0] for pid, rows in read_steps(folder) if rows}
     found: dict[str, list[float]] = {}
     for path in (folder / "phases").glob("*.json"):
@@ -135,10 +135,11 @@ def phases(folder: Path, since: float) -> str:
 
 
 def numbers(folder: Path, observed: Observed) -> dict[str, Any]:
-    """Return a run's numbers. Times are in seconds, memory in MiB, `rate` in useful samples a second."""
+    """Return a run's numbers. Times are in seconds, memory in MiB, `rate` in useful samples per second."""
     found = timeline(dict(read_steps(folder)))
     last = final(folder)
-    # A sample that was trained twice counts once: its share in the final weights is applied to the window.
+    # A sample that was used twice counts once: the share of useful samples in the final weights is applied to the
+    # window.
     in_all = found.positions[-1] if found.positions else 0
     share = last["trained"] / in_all if last.get("trained") and in_all else 1.0
     seconds = observed.end - observed.begin

@@ -21,7 +21,7 @@ PEERS: dict[str, tuple[list[str], dict[str, str]]] = {
     "torch": (["torch==2.13.0", "numpy"], {}),
     "torchft": (["torchft==0.2.0"], {}),
     "Ray Train": (["ray[train]==2.60.0"], {}),
-    # From its sources, as its "Installation guide" says for PyTorch and Gloo alone.
+    # Built from its sources, as its "Installation guide" describes for PyTorch and Gloo alone.
     "Elastic Horovod": (
         ["--no-build-isolation", "horovod==0.28.1"],
         {
@@ -37,7 +37,7 @@ def python(folder: Path = FOLDER) -> str:
 
 
 def cause(output: str) -> str:
-    """Return the line of pip's output that says why a package couldn't be installed, without leading paths.
+    """Return the line of pip's output with the cause of a failed installation, without leading paths.
 
     >>> cause("  a.h:5:2: error: #error C++17 or later is required\\nERROR: Failed building wheel for horovod\\n")
     'error: #error C++17 or later is required'
@@ -51,7 +51,7 @@ def cause(output: str) -> str:
 
 
 def setup(folder: Path = FOLDER) -> dict[str, str]:
-    """Install all peers. Return the errors of failed installations, which are also stored next to the peers."""
+    """Install all other systems. Return the errors of failed installations, and store them in `folder`."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [python(folder), "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
     errors: dict[str, str] = {}
@@ -73,7 +73,7 @@ def setup(folder: Path = FOLDER) -> dict[str, str]:
 
 
 def errors(folder: Path = FOLDER) -> dict[str, str]:
-    """Return what `setup` couldn't install."""
+    """Return the errors of the packages that `setup` couldn't install."""
     path = folder / "errors.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
@@ -92,7 +92,7 @@ print(json.dumps(found))
 
 
 def versions(system: System, interpreter: str) -> dict[str, str] | None:
-    """Return the versions of a system's packages. None if one is missing."""
+    """Return the versions of a system's packages, or None if a package is missing."""
     if not system.is_peer:
         return {"ms_kungfu": machine.commit(), **{name: metadata.version(name) for name in system.packages}}
     if not Path(interpreter).exists():

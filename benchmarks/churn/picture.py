@@ -1,4 +1,4 @@
-"""The picture: goodput and the time to the next step over the interval between two kills."""
+"""Draw goodput and the time to the next step over the interval between two kills."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _COLOURS = {OWN: "#d64545", PLAIN: "#e8a0a0", "ms_kungfu+standby": "#e88080", "t
 
 
 def draw(found: Sequence[Cell], path: Path, about: str) -> None:
-    """Write a PNG with a row of panels for each workload with several intervals. ValueError without a run with kills.
+    """Write a PNG with a row of panels for each workload with several intervals.
 
-    If each workload has one interval, there is a row for each.
+    If no workload has several intervals, each workload has a row. Raise ValueError if no run has kills.
     """
     kills = [cell for cell in found if cell.scenario == "kill"]
     intervals = {cell.workload: {each.every for each in kills if each.workload == cell.workload} for cell in kills}

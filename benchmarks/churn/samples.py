@@ -1,12 +1,12 @@
-"""The tally: one weight per sample, which counts how often the sample was trained.
+"""The tally: one weight per sample, which counts how often the training used the sample.
 
 Each worker adds `marks` to its gradients. The marks are averaged over the workers like any gradient, and `counted`
-converts the mean to whole numbers. So the counts are part of the weights: if a step is undone or rolled back to a
-checkpoint, its counts are undone too. No system needs its own records.
+converts the mean to whole numbers. So the counts are part of the weights: if a step is undone, or a system goes back to
+a checkpoint, the step's counts are undone, too. No system needs its own records.
 
-A worker with b samples sets the mark 1/b at each of its samples and at its slot. The mean over the workers, weighted
-by their samples or not, has 1/S there, where S is the number of samples of all workers in the step. So S is known
-without the number of workers that took part, and mean * S is 1 at each trained sample.
+A worker with b samples sets the mark 1/b at each of its samples and at its slot. At these places, the mean over the
+workers, weighted by their samples or not, is 1/S, where S is the number of samples of all workers in the step. So the
+mean itself reveals S, without the number of workers that took part, and mean * S is 1 at each sample of the step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def marks(total: int, chosen: NDArray[Any], slot: int, stop: bool) -> NDArray[np
 
 
 def counted(mean: Any) -> Any:
-    """Return the amount that a step adds to the tally, from the mean of the workers' marks. For NumPy or PyTorch.
+    """Compute the numbers that a step adds to the tally, from the mean of the workers' marks, in NumPy or PyTorch.
 
     The last number is positive if a worker has been asked to stop. The slots are 0.
     """
@@ -52,7 +52,7 @@ def counted(mean: Any) -> Any:
 
 @dataclass(frozen=True)
 class Trained:
-    """How often the samples were trained, according to the final weights."""
+    """How often the training used the samples, according to the final weights."""
 
     useful: int
     """Number of samples in the weights, where each counts once per epoch."""
@@ -65,8 +65,8 @@ class Trained:
 def read(counts: NDArray[Any], epochs: float) -> Trained:
     """Compare the counts with the number of epochs that the program reports.
 
-    In an unfinished epoch a sample may be trained or not. Raise ValueError if a count isn't a whole number: the mean
-    was then not over the workers that took part.
+    In an unfinished epoch, a sample may be used or unused. Raise ValueError if a count isn't a whole number: then a
+    mean didn't cover exactly the workers that took part.
 
     >>> read(np.array([2.0, 1.0, 3.0, 2.0]), 2)
     Trained(useful=7, lost=1, twice=1)

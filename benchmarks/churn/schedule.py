@@ -1,4 +1,4 @@
-"""Choose which worker is killed when, depending only on the scenario, its interval and a seed."""
+"""Choose the time and the victim of each kill, depending only on the scenario, its interval and a seed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Event:
 def events(scenario: str, every: float, seconds: float, seed: int) -> list[Event]:
     """Return the events of a run in order.
 
-    Two events are `every` seconds apart on average. A kill comes up to a tenth of that earlier or later, so that kills
-    hit every moment of a step. "host" kills a host, and "host-back" starts it again half an interval later.
+    Two events are `every` seconds apart on average. A kill comes up to a tenth of `every` earlier or later, so that
+    kills hit all moments of a step. "host" kills a host, and "host-back" restarts it half an interval later.
 
     >>> [round(event.at, 1) for event in events("resize", 20, 70, 1)]
     [20, 40, 60]

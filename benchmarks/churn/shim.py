@@ -1,4 +1,4 @@
-"""The parent process of a run: it starts the run's commands, adopts every orphan, and kills them all at the end.
+"""The parent process of a run: it starts the run's commands, adopts every orphan, and kills all processes at the end.
 
 ``python -m benchmarks.churn.shim FOLDER`` reads one JSON object per line. ``{"start": NAME, "argv": [...], "env":
 {...}}`` starts a command; with ``"again": true`` the command is restarted until it exits with 0. ``{"signal": NAME,

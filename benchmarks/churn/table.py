@@ -89,7 +89,7 @@ def _median(rows: Iterable[Row], name: str) -> float | None:
 
 
 def cells(rows: Sequence[Row]) -> list[Cell]:
-    """Return a cell for each combination, in the order of the rows. Runs without switches count."""
+    """Return a cell for each combination, in the order of the rows. Only runs without switches count."""
     plain = [row for row in rows if not row["switches"]]
     groups: dict[tuple[str, str, float, str], list[Row]] = {}
     for row in plain:
@@ -187,7 +187,7 @@ _COMPARED: tuple[tuple[str, Callable[[Cell], float | None], bool, str], ...] = (
 
 
 def caption(own: Sequence[Cell]) -> str:
-    """Return sentences: in which columns a peer is better than ms_kungfu, and whether ms_kungfu misses its target.
+    """Return sentences that name the columns in which another system is better, and the target if ms_kungfu misses it.
 
     Values that look equal in the table count as equal. A system with a different failure model counts like any other.
     """

@@ -1,4 +1,4 @@
-"""The benchmark's part of each training program: it reports the start of a worker, and what the worker has trained.
+"""The benchmark's part of each training program: it records a worker's start and its committed steps.
 
 A worker writes its own files, each record with one call, so a killed worker loses at most its last record.
 """
@@ -26,7 +26,7 @@ ROW = struct.Struct("=dq")
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of a training program, which gets the name of a JSON file with them."""
+    """The settings of a training program. The program's argument is the name of a JSON file with them."""
 
     folder: str
     workload: str
@@ -91,7 +91,7 @@ class Worker:
             self._phases[name], self._last = now - self._last, now
 
     def committed(self, tally: NDArray[Any]) -> None:
-        """Record a committed step, from the tally after it."""
+        """Record a committed step, from the tally after this step."""
         if "first step" not in self._phases:
             self.phase("first step")
             self._path("phases", ".json").write_text(json.dumps(self._phases))
@@ -110,7 +110,7 @@ class Worker:
 
 
 def _process_began() -> float:
-    """Return when this process was started, in seconds of CLOCK_MONOTONIC."""
+    """Return the start time of this process, in seconds of CLOCK_MONOTONIC."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - age
@@ -121,7 +121,7 @@ def accuracy(scores: NDArray[Any], labels: NDArray[Any]) -> float:
 
 
 def read_steps(folder: Path) -> Iterator[tuple[int, list[tuple[float, int]]]]:
-    """Return each process's rows, without a torn last row."""
+    """Return each process's rows, without an incomplete last row."""
     for path in (folder / "steps").glob("*.rows"):
         content = path.read_bytes()
         yield int(path.stem), list(ROW.iter_unpack(content[: len(content) // ROW.size * ROW.size]))

@@ -16,7 +16,7 @@ RATE, MOMENTUM = 0.02, 0.9
 
 @dataclass(frozen=True)
 class Workload:
-    """`network`: "lenet" or "mlp". `total`: samples of an epoch, a multiple of BATCH."""
+    """A model and its samples. `network`: "lenet" or "mlp". `total`: samples per epoch, a multiple of BATCH."""
 
     network: str
     total: int
@@ -26,7 +26,7 @@ class Workload:
 WORKLOADS = {
     "lenet": Workload("lenet", 64 * BATCH),
     "mlp": Workload("mlp", 16 * BATCH),
-    # scikit-learn's 1,797 digits, of which the rest is the test set.
+    # scikit-learn's 1,797 digits; those that aren't in an epoch are the test set.
     "digits": Workload("lenet", 46 * BATCH, real=True),
 }
 

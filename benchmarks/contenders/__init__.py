@@ -1,4 +1,4 @@
-"""The baselines: the runtime's own interfaces, and the peers. A module of each imports its library late."""
+"""The baselines: the runtime's own interfaces, and other libraries. Each module imports its library late."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PEERS = tuple(name for name in _KNOWN if name not in THROUGH.values())
 
 
 def find(name: str) -> type[Contender]:
-    """Return the baseline of this name, or a user's ``module:Class``; ValueError without one."""
+    """Return the baseline of this name, or a user's ``module:Class``. Raise ValueError if there is none."""
     module, separator, cls = _KNOWN.get(name, name).partition(":")
     if not separator:
         raise ValueError(f"no contender {name!r}; there are {', '.join(PEERS)}, and module:Class for one of your own")

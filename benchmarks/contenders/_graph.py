@@ -1,4 +1,4 @@
-"""Time a compiled cell around collectives. A file of its own, since importing it loads MindSpore."""
+"""Time a compiled cell around collectives. This is a separate file, since its import loads MindSpore."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.workload import Workload
 
 
 class InGroups(nn.Cell):
-    """Passes the tensors [begin, end) of each group to a primitive of its own and returns all results in order."""
+    """Passes the tensors [begin, end) of each group to a separate primitive, and returns all results in order."""
 
     def __init__(self, primitive: Callable[[int], Any], groups: Sequence[tuple[int, int]]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class InGroups(nn.Cell):
 def graph_loop(
     work: Workload, net: Any, barrier: Callable[[], None], clock: Callable[[], float] = time.perf_counter
 ) -> Loop:
-    """Return the loop that times a compiled cell which takes all inputs and returns all outputs."""
+    """Return a loop that times a compiled cell. The cell takes all inputs and returns all outputs."""
     if work.task.dtype == "bfloat16":
         raise Unsupported("bfloat16 can't be handed to MindSpore from NumPy; measure it natively")
     inputs = [tuple(ms.Tensor(x) for x in one) for one, _ in work.sets]
@@ -44,7 +44,7 @@ def graph_loop(
         results[turn % len(inputs)] = net(*inputs[turn % len(inputs)])
 
     def finish() -> None:
-        # By a result: ms.runtime.synchronize() spins, on the core of the kernel.
+        # Wait by reading a result: ms.runtime.synchronize() would spin on the kernel's core.
         for outputs in results.values():
             outputs[-1].asnumpy()
 

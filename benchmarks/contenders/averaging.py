@@ -1,4 +1,4 @@
-"""Trainings for `optimizers`: a network with each optimizer in turn, by the workers of a job under kungfu-run."""
+"""Training runs for `optimizers`: the workers of a kungfu-run job train a network with each optimizer in turn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WARM_UP = 2
 
 
 class Averaging(Contender):
-    """A task has: optimizer (of `OPTIMIZERS`), network (of `benchmarks.networks`), batch, samples (steps)."""
+    """A task has: optimizer (in `OPTIMIZERS`), network (in `benchmarks.networks`), batch, samples (number of steps)."""
 
     transport: ClassVar[str] = "shm"
     needs = ("mindspore",)
@@ -44,7 +44,7 @@ class Averaging(Contender):
         _core.barrier("bench/barrier")
 
     def _step(self, task: dict[str, Any]) -> tuple[Callable[..., Any], Any]:
-        """Return the step and its optimizer, made once."""
+        """Return the step and its optimizer. The first call creates them."""
         import mindspore as ms
         from mindspore import nn
 
@@ -63,7 +63,7 @@ class Averaging(Contender):
         return self._steps[task["optimizer"]]
 
     def measure(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Return the seconds of a step of this worker, which waits for the others only if its optimizer does."""
+        """Return the step times of this worker, which waits for other workers only if its optimizer does."""
         import mindspore as ms
 
         from benchmarks.networks import Samples
@@ -85,7 +85,7 @@ class Averaging(Contender):
         return {"samples": [seconds], "wrong": self._wrong(task, optimizer, loss, operations, steps)}
 
     def _wrong(self, task: dict[str, Any], optimizer: Any, loss: Any, operations: int, steps: int) -> str | None:
-        """Return an error unless it has trained, and synchronised as its optimizer should."""
+        """Return an error unless the worker has trained, and has synchronised as its optimizer should."""
         name = task["optimizer"]
         if not np.isfinite(loss):
             return f"rank {self.rank}: the loss of {name} is no number"

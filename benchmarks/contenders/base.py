@@ -15,12 +15,12 @@ from benchmarks.workload import Task, Workload
 
 REMEDY = 'pip install "ms_kungfu[bench]"'
 
-#: (samples, batch) -> seconds per call of each sample.
+#: Maps (samples, batch) to the seconds per call in each sample.
 Loop = Callable[[int, int], "list[float]"]
 
 
 class Unsupported(Exception):
-    """This baseline doesn't support that (a dtype, an op); the others continue."""
+    """The baseline doesn't support a dtype or an op of the task. The other baselines continue."""
 
 
 def own_name(names: Mapping[str, str], name: str, library: str) -> str:
@@ -32,7 +32,7 @@ def own_name(names: Mapping[str, str], name: str, library: str) -> str:
 
 @dataclass(frozen=True)
 class Process:
-    """A process to start: its command, additions to its environment, the descriptors that it inherits."""
+    """A process to start: its command, additions to its environment, and the file descriptors that it inherits."""
 
     command: Sequence[str]
     environ: dict[str, str] = field(default_factory=dict)
@@ -40,16 +40,16 @@ class Process:
 
 
 class Contender(ABC):
-    """Class methods belong to the process that the user has started, instances to one rank each."""
+    """A baseline. The main process calls the class methods; each rank has an instance."""
 
     transport: ClassVar[str]
-    #: How it may reduce many tensors: "each" in turn, "flat" as one, or groups of so many bytes ("4M").
+    #: How to group many tensors: "each" separately, "flat" as one, or groups of a number of bytes ("4M").
     ways: ClassVar[Sequence[str]] = ("each",)
-    #: Modules it needs, and the packages that contain them.
+    #: The modules that the baseline needs, and the packages that contain them.
     needs: ClassVar[Sequence[str]] = ()
     remedy: ClassVar[str] = REMEDY
-    #: Whether the rank that comes last, and so waits least, has a sample's time. Otherwise it is the slowest one's.
-    #: True if ranks come at times of their own and the clock runs while one waits for the others.
+    #: Whether a sample's time is that of the last rank to arrive, which waits least; if not, it is the slowest rank's.
+    #: True if ranks arrive at different times and a rank's clock includes its wait for the others.
     last_to_come_counts: ClassVar[bool] = False
 
     def __init__(self, rank: int, size: int, *extra: str) -> None:
@@ -57,19 +57,19 @@ class Contender(ABC):
         self.rank, self.size = rank, size
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called this."""
         raise NotImplementedError
 
     @classmethod
     def missing(cls) -> str | None:
-        """Return one sentence if it can't run here."""
+        """Return the reason if the baseline can't run here, else None."""
         absent = [module for module in cls.needs if find_spec(module) is None]
         return f"{' and '.join(absent)} not installed; {cls.remedy}" if absent else None
 
     @classmethod
     @abstractmethod
     def processes(cls, size: int, folder: str) -> list[Process]:
-        """Return the processes of its ranks. `folder` is private to this baseline and lives as long as it does."""
+        """Return the processes of the ranks. `folder` is private to this baseline and exists until its end."""
 
     @classmethod
     def worker(cls, folder: str, rank: int, size: int, *extra: str) -> list[str]:
@@ -79,7 +79,7 @@ class Contender(ABC):
 
     @abstractmethod
     def measure(self, task: Any) -> dict[str, Any]:
-        """Run one measurement: ``{"samples": seconds of each, "wrong": None or what is wrong}``."""
+        """Run one measurement. Return ``{"samples": seconds of each, "wrong": None or an error}``."""
 
 
 class CollectiveContender(Contender):
@@ -96,7 +96,7 @@ class CollectiveContender(Contender):
         work = Workload(task, self.rank, self.size)
         loop = self.loop(work)
         samples, batch, sets = task.samples, task.batch, task.sets
-        # Touches every buffer and name once, and wakes sleeping threads.
+        # Warm up: touch every buffer and name once, and wake sleeping threads.
         loop(max(2, -(-sets // batch)), batch)
         work.poison()
         seconds = loop(samples, batch)
@@ -113,8 +113,8 @@ def timed(
 ) -> Loop:
     """Time calls that are possible only from Python.
 
-    `before` each sample isn't timed. A sample is over when `finish` returns, for calls that return too early. `clock`
-    is in seconds.
+    `before` is called before each sample, and isn't timed. `finish` ends a sample, for calls that return before their
+    work is done. `clock` is in seconds.
     """
 
     def loop(samples: int, batch: int) -> list[float]:
@@ -128,7 +128,7 @@ def timed(
                 call(turn)
             finish()
             seconds.append((clock() - begin) / batch)
-        barrier()  # a rank that finishes first leaves the core to the others
+        barrier()  # a rank that finishes first leaves its core to the others
         return seconds
 
     return loop

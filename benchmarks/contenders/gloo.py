@@ -1,4 +1,4 @@
-"""Gloo, as torch.distributed offers it: in place, from Python (a call costs it some microseconds of its hundreds)."""
+"""Gloo, as in torch.distributed: in place, from Python, which takes some of the hundreds of microseconds per call."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _DTYPES = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", 
 
 class Gloo(CollectiveContender):
     transport: ClassVar[str] = "tcp"
-    ways = ("each", "25M", "flat")  # 25 MB is DistributedDataParallel's bucket
+    ways = ("each", "25M", "flat")  # 25 MB is the bucket size of DistributedDataParallel
     needs = ("torch",)
 
     @classmethod
     def processes(cls, size: int, folder: str) -> list[Process]:
-        # torch would choose an interface by the host's name, which need not be reachable.
+        # torch would choose an interface by the host's name, which might not be reachable.
         environ = {"GLOO_SOCKET_IFNAME": "lo"}
         return [Process(cls.worker(folder, rank, size, folder), environ) for rank in range(size)]
 
@@ -69,8 +69,8 @@ class Gloo(CollectiveContender):
                     torch._foreach_copy_([x.view(-1) for x in outputs[begin:end]], list(parts))
 
         def reset() -> None:
-            # In place: without new inputs, sums of sums would grow. Only the calls of one batch use each other's
-            # results.
+            # The operation is in place, so restore the inputs for each batch: sums of sums would grow. Only the calls
+            # within a batch use each other's results.
             if task.kind == "all_reduce":
                 for inputs, outputs in sets:
                     for x, y in zip(inputs, outputs):

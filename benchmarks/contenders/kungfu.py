@@ -1,4 +1,4 @@
-"""The runtime, natively and through :mod:`ms_kungfu.comm`; and memcpy by all ranks at once, the yardstick."""
+"""The runtime, natively and through :mod:`ms_kungfu.comm`; for comparison, memcpy by all ranks at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMEOUT_S = 300.0
 
 
 class Joined(Contender):
-    """A rank of a cluster of its own, on the cores that kungfu-run would give it."""
+    """A rank of the baseline's own cluster, on the cores that kungfu-run would assign to it."""
 
     transport: ClassVar[str] = "shm"
 
@@ -32,7 +32,7 @@ class Joined(Contender):
 
     @classmethod
     def processes(cls, size: int, folder: str) -> list[Process]:
-        # Inherited, and owned only by the ranks once they have started: the caller closes its copy.
+        # The ranks inherit the descriptor. After their start, the caller closes its copy.
         descriptor = _core.create_segment(size, 1, len(os.sched_getaffinity(0)))
         return [
             Process(cls.worker(folder, rank, size, str(descriptor)), descriptors=(descriptor,)) for rank in range(size)
@@ -40,7 +40,7 @@ class Joined(Contender):
 
 
 class KungFu(Joined, CollectiveContender):
-    ways = ("flat",)  # a group is one operation over many tensors, which are never copied together
+    ways = ("flat",)  # one operation over many tensors, which are never copied into one buffer
 
     def loop(self, work: Workload) -> Loop:
         task = work.task
@@ -80,5 +80,5 @@ class Memcpy(Joined, CollectiveContender):
         return lambda samples, batch: _core._time_memcpy(copies, samples, batch)
 
     def measure(self, task: Task) -> dict[str, Any]:
-        # It copies this rank's own values: a collective's result isn't possible.
+        # Nothing to verify: memcpy copies this rank's own values, which aren't a collective's result.
         return {**super().measure(task), "wrong": None}

@@ -14,7 +14,7 @@ _SCHEDULER = "import mindspore as ms; from mindspore.communication import init; 
 
 
 class Scheduled(Contender):
-    """A rank of a cluster that MindSpore has made itself."""
+    """A rank of a cluster that MindSpore itself has formed."""
 
     transport: ClassVar[str] = "tcp"
     needs = ("mindspore",)

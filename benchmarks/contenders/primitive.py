@@ -34,10 +34,10 @@ class KungFuPrimitive(Joined, CollectiveContender):
 
 
 class KungFuKernel(KungFuPrimitive):
-    """The same, but only the time inside the kernels counts, from when all ranks are there.
+    """The same, but count only the time inside the kernels, from the arrival of the last rank.
 
-    MindSpore's conversion of a Python tuple for a graph and back doesn't count: gradients inside a training step need
-    none.
+    MindSpore's conversion of a Python tuple for a graph and back doesn't count, because gradients inside a training
+    step need no conversion.
     """
 
     last_to_come_counts = True

@@ -15,8 +15,8 @@ _BATCHES = 8
 
 
 class _Trains(Contender):
-    """A task has: network (of `benchmarks.networks`), optimizer (nn.Momentum or KungFuMomentum), mode (graph or
-    pynative), batch, samples (steps)."""
+    """A task has: network (in `benchmarks.networks`), optimizer (nn.Momentum or KungFuMomentum), mode (graph or
+    pynative), batch, samples (number of steps)."""
 
     def __init__(self, rank: int, size: int, *extra: str) -> None:
         super().__init__(rank, size, *extra)
@@ -50,7 +50,7 @@ class _Trains(Contender):
 
 
 class KungFuTraining(_Trains, Joined):
-    """The runtime reduces its gradients, if it trains with its optimizer."""
+    """The runtime reduces the gradients if the optimizer is KungFuMomentum."""
 
 
 class MindSporeTraining(_Trains, Scheduled):

@@ -127,7 +127,7 @@ def main():
     parser.add_argument("--plot", action="store_true", help="run nothing")
     parser.add_argument("--only", help="comma-separated runs to do, e.g. 'noise-scale,fixed 4'")
     parser.add_argument("--out", type=Path, default=HERE / "out")
-    args, more = parser.parse_known_args()  # the other arguments are for train.py
+    args, more = parser.parse_known_args()  # train.py gets the remaining arguments
     sizes = [int(size) for size in args.sizes.split(",")]
     names = [*(f"fixed {size}" for size in sizes), "noise-scale", "random"]
     if args.only:

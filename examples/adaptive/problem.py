@@ -42,6 +42,6 @@ def target_loss(noise_scale):
 
 
 def batch_mean(random, samples):
-    """Return the mean of `count` random samples, which is all that the gradient of their mean loss depends on."""
+    """Return the mean of `samples` random samples. The gradient of their mean loss depends only on this mean."""
     spread = np.float32(np.sqrt(COVARIANCE_TRACE / DIMENSION / samples))
     return ms.Tensor(random.standard_normal(DIMENSION, dtype=np.float32) * spread)

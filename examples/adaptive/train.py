@@ -1,4 +1,4 @@
-"""Train until the loss is reached, with the number of workers that a policy decides. compare.py runs each policy.
+"""Train until a target loss is reached. A policy decides the number of workers; compare.py runs each policy.
 
     kungfu-run -np 2 -w python train.py --policy noise-scale
 
@@ -50,7 +50,7 @@ class Log:
 
     def write(self, size, wanted, **values):
         now = time.monotonic()
-        # Requested workers also count while they start.
+        # Requested workers also count while they are starting.
         self.worker_seconds += (now - self.last) * max(size, wanted)
         self.last = now
         if kf.current_rank() == 0 and not kf.detached():

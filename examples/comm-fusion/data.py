@@ -10,7 +10,7 @@ NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 
 
 def images(count=1024, noise=2.0, seed=0):
-    """Return arrays ``(count, 1, 28, 28) float32`` and ``(count,) int32``, the same at every worker."""
+    """Return arrays ``(count, 1, 28, 28) float32`` and ``(count,) int32``, the same on each worker."""
     random = np.random.RandomState(seed)
     patterns = random.randn(10, 1, 28, 28)
     labels = np.arange(count) % 10
@@ -31,7 +31,7 @@ def find(data_path):
 
 
 def batches(batch_size, rank, size, data_path=None):
-    """Return this worker's share, in batches of `batch_size`: of the tutorial's MNIST if its folder is there."""
+    """Return this worker's share of the data, in batches: MNIST as in the tutorial if its folder exists."""
     if data_path:
         shard = ds.MnistDataset(str(find(data_path)), "train", shuffle=False, num_shards=size, shard_id=rank)
         transforms = [

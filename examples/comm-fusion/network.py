@@ -36,7 +36,7 @@ class Network(nn.Cell):
 
 
 class DeepNetwork(nn.Cell):
-    """The same network with any number of blocks: many gradients to fuse, for the picture."""
+    """The same network with any number of blocks. The picture needs many gradients to fuse."""
 
     def __init__(self, blocks, width, hidden):
         super().__init__()

@@ -42,7 +42,7 @@ def make_step(args, fusion):
 
 
 def seconds(call, repeats):
-    """Return the seconds of one call, at the slowest worker."""
+    """Return the seconds per call on the slowest worker."""
     call().asnumpy()
     kf.run_barrier()
     start = time.perf_counter()
@@ -53,7 +53,7 @@ def seconds(call, repeats):
 
 
 def measure(args):
-    """Yield one object per group size. Sizes take turns, so that a busy moment of the machine affects all of them."""
+    """Yield one object per group size. Sizes take turns, so that a busy moment of the machine affects all sizes."""
     image, label = (Tensor(array[: args.batch_size]) for array in images())
     cases = {"none": "none", **{mb: {"mode": "size", "config": mb} for mb in args.sizes}}
     made = {size: make_step(args, fusion) for size, fusion in cases.items()}

@@ -80,7 +80,7 @@ def drawn_digits(count=1797):
 
 
 def write_digits(folder, images, labels, n_train=1500):
-    """Split at random, but with a fixed seed."""
+    """Write a training set and a test set, split at random with a fixed seed."""
     order = np.random.RandomState(0).permutation(len(images))
     folder.mkdir(parents=True, exist_ok=True)
     for usage, chosen in (("train", order[:n_train]), ("test", order[n_train:])):
@@ -91,8 +91,8 @@ def write_digits(folder, images, labels, n_train=1500):
 def _write_idx(path, array):
     """Write atomically: several workers may write the same file at once, and each finds a complete file.
 
-    The temporary name doesn't contain "images", because MnistDataset would read such a file, even an unfinished one of
-    a killed worker.
+    The temporary name doesn't contain "images", because MnistDataset would read any such file, even the unfinished file
+    of a killed worker.
     """
     header = np.array([0x800 + array.ndim, *array.shape], dtype=">u4").tobytes()
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".part.")

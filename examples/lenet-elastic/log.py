@@ -12,7 +12,7 @@ import ms_kungfu as kf
 
 
 class EndAt(Callback):
-    """Ends training on all workers with the epoch in which any of them reaches a time (in seconds since 1970)."""
+    """End training on all workers after the epoch in which any worker reaches a time (in seconds since 1970)."""
 
     def __init__(self, when):
         super().__init__()
@@ -27,9 +27,10 @@ class EndAt(Callback):
 
 
 class TrainingLog(Callback):
-    """Write `path`, one object per step. Put it before the elastic callback, so that it sees the size of the step.
+    """Write one object per step to `path`.
 
-    The loss is the mean over all workers' samples, which needs one small all-reduce.
+    Put this callback before the elastic callback, so that it sees the cluster size of the step. The loss is the mean
+    over all workers' samples, which needs one small all-reduce.
     """
 
     def __init__(self, path, learning_rate, steps):
@@ -60,7 +61,7 @@ class TrainingLog(Callback):
         loss = total / max(samples, 1)
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
-        if kf.current_rank() == 0:  # a different worker if the former rank 0 has failed
+        if kf.current_rank() == 0:  # this can be another worker than before, if the former rank 0 has failed
             step, size = params.cur_step_num, kf.current_cluster_size()
             if self._file is None:
                 self._open(step)
@@ -81,7 +82,7 @@ class TrainingLog(Callback):
             self._bar.close()
 
     def _open(self, first_step):
-        """Open the file. Keep lines of earlier steps if training resumes, or if the last writer has failed."""
+        """Open the file. Keep the lines of earlier steps if training resumes, or if the last writer has failed."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         kept = []
         if first_step > 1 and self._path.exists():

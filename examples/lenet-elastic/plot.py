@@ -18,7 +18,7 @@ SHADES = {1: "#e6f0fa", 2: "#bcd9f2", 3: "#93c1ea", 4: "#6aa9e0"}  # by cluster 
 
 
 def phases(sizes):
-    """Return (first index, index after the last, size) of each stretch of steps at one size."""
+    """Return (first index, index after the last, size) for each sequence of steps with the same size."""
     starts = [i for i in range(len(sizes)) if i == 0 or sizes[i] != sizes[i - 1]]
     return [(start, stop, sizes[start]) for start, stop in zip(starts, [*starts[1:], len(sizes)])]
 
@@ -32,7 +32,7 @@ def smooth(values, span=15):
 
 
 def draw(jsonl, png, accuracy=None):
-    """Read one object per step from `jsonl` and write `png`, atomically."""
+    """Read one object per step from `jsonl`, and write `png` atomically."""
     rows = [json.loads(line) for line in Path(jsonl).read_text().splitlines()]
     step = [row["step"] for row in rows]
     loss = [row["loss"] for row in rows]

@@ -19,7 +19,7 @@ TRAINED_ON = 1200
 
 
 def digits():
-    """Return 1200 samples to train on and 597 to test on, the same at every worker."""
+    """Return 1200 samples to train on and 597 to test on, the same on each worker."""
     data = load_digits()
     x, y = (data.data / 16 - 0.3).astype(np.float32), data.target.astype(np.int32)
     order = np.random.RandomState(0).permutation(len(x))
@@ -51,12 +51,12 @@ class Contender:
             parameter.set_data(Tensor(value))
         self.inner.learning_rate.set_data(Tensor(learning_rate, ms.float32))
         if isinstance(self.optimizer, PairAveragingOptimizer):
-            kf.run_barrier()  # no worker still trains with the last seed,
+            kf.run_barrier()  # now no worker is still training with the last seed,
             self.optimizer.publish()
-            kf.run_barrier()  # and none will get a model of the last seed
+            kf.run_barrier()  # and now none can receive a model of the last seed
 
     def accuracy(self, x, y):
-        """Return the accuracy of the mean of all workers' models. The models don't change."""
+        """Return the accuracy of the mean of all workers' models, without changing the models."""
         model = [kf.comm.all_reduce(p.asnumpy(), op="mean", name="mean") for p in self.net.trainable_params()]
         hidden = np.maximum(x @ model[0].T + model[1], 0)
         return float(((hidden @ model[2].T + model[3]).argmax(1) == y).mean())

@@ -95,7 +95,7 @@ def main():
         )
         callbacks = [BroadcastCallback(), KungFuElasticCallback(args.elastic or None, monitor=monitor, wait=True)]
     if args.steps:
-        callbacks.insert(0, StopAfter(args.steps))  # a request after the elastic callback takes effect a step later
+        callbacks.insert(0, StopAfter(args.steps))  # after the elastic callback, its request would act a step later
     if kf.current_rank() == 0:
         print(str(optimizer.fusion_plan()).splitlines()[0], flush=True)
     model.train(args.epochs, train_data, callbacks=callbacks, dataset_sink_mode=False)

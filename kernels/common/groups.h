@@ -56,9 +56,9 @@ class Groups {
   // Returns the operation's name. It is the same on all ranks.
   const std::string& name() const { return name_; }
   // Returns the shapes of all tensors in the group's part. The consistency check compares the
-  // shapes between ranks. They include the tensors of the part's other groups, so that the check of
-  // the first group detects a rank with a different set of dtypes. Otherwise the other ranks would
-  // wait for that rank in a later group.
+  // shapes between ranks. The shapes include those of the part's other groups, so that the check of
+  // the first group detects a rank with a different set of dtypes. Without these shapes, the other
+  // ranks would wait for that rank in a later group.
   const char* Layout(const Group& group) const { return layouts_[group.part].c_str(); }
 
  private:

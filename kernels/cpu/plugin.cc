@@ -284,8 +284,8 @@ kf_status Copy(const Group& group) {
 
 // Computes the sum, minimum or maximum over all V ranks of a virtual world (see ms_kungfu/msrun).
 // The running workers do the work of all V ranks, so the sum is the workers' mean times V. A worker
-// that hasn't begun training communicates with no other worker. It uses its own values for all V
-// ranks.
+// that hasn't begun training communicates with no other worker. Such a worker uses its own values
+// for all V ranks.
 class WorldAllReduce : public Reducing<Host> {
  public:
   bool Init(const KernelTensors& inputs, const KernelTensors& outputs) override {

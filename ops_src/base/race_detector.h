@@ -1,5 +1,5 @@
-// Tells ThreadSanitizer in which order two threads use memory, where it can't see the order itself.
-// In other builds, these functions do nothing.
+// Shows ThreadSanitizer in which order two threads use memory, if ThreadSanitizer can't detect this
+// order. In other builds, these functions do nothing.
 #ifndef KUNGFU_BASE_RACE_DETECTOR_H_
 #define KUNGFU_BASE_RACE_DETECTOR_H_
 

@@ -13,9 +13,9 @@ namespace kungfu {
 // - A SIGTERM from the process `supervisor` has its default action. 0 means that there is no
 //   supervisor.
 // - MindSpore sends SIGTERM to its own process after a SIGINT, or if a signal has killed a child
-//   process of its dataset. This SIGTERM isn't a request and has its default action. It is ignored
-//   in the first two seconds after a request, because the child may have received the same SIGTERM
-//   as this process.
+//   process of its dataset. This SIGTERM isn't a request. It has its default action, except that it
+//   is ignored in the first two seconds after a request, because the child may have received the
+//   same SIGTERM as this process.
 //
 // In a forked child, each SIGTERM has its default action.
 KF_API void CatchSigterm(int fd, int supervisor);

@@ -99,9 +99,9 @@ class KF_API Trace {  // exported, because the bindings must use the same static
   // Adds an event for program work that began at `began_ns` and ends now.
   static void AddProgram(const std::string& name, uint64_t began_ns) noexcept;
 
-  // Record the parts of a training step that are visible from outside MindSpore. `compute` ends at
-  // the step's first gradient reduction. It begins when the training thread's previous program
-  // event or collective ends.
+  // Record the parts of a training step that are visible from outside MindSpore. `compute` begins
+  // when the training thread's previous program event or collective ends. It ends at the step's
+  // first gradient reduction.
   static void StepBegins() noexcept;
   static void StepEnds(uint64_t step) noexcept;
   static void ReductionBegins(uint64_t now_ns) noexcept;

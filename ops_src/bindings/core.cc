@@ -154,10 +154,10 @@ Operation AllReduce(const char* name, int op) {
   return {Kind::kAllReduce, name, nullptr, 0, KF_UINT8, static_cast<kf_op>(op)};
 }
 
-// After a step, lets all ranks agree on the newest announced cluster version, a requested size, and the outcome of a
-// request: on the maximum of each. Also returns whether all ranks passed the same `word`: the maximum of the words and
-// the maximum of their complements are complements of each other only then. Collective. It is one call because Python
-// code is slow here: the step's computation has emptied the caches.
+// Returns the maximum over all ranks of three values: the newest announced cluster version, a requested size, and the
+// outcome of a request. Called after a step. Collective. Also returns whether all ranks passed the same `word`. The
+// words are equal if and only if the maximum of the words is the complement of the maximum of their complements. One
+// call does all this, because Python code is slow here: the step's computation has emptied the caches.
 std::tuple<uint64_t, uint64_t, uint64_t, bool> AgreeAfterStep(uint64_t size, uint64_t outcome, uint64_t word) {
   const auto communicator = Joined();
   uint64_t row[] = {communicator->announced(), size, outcome, word, ~word};

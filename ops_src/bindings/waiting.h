@@ -24,8 +24,8 @@ inline void CheckSignals() {
   throw Interrupted(reinterpret_cast<PyTypeObject*>(PyErr_Occurred())->tp_name);
 }
 
-// Returns true if this is the main thread. Every operation calls this function, so it makes the
-// system call only once per thread. After a fork, the forking thread is the child's main thread.
+// Returns true if this is the main thread. Every operation calls this function, so the system call
+// is made only once per thread. After a fork, the forking thread is the child's main thread.
 inline bool IsMainThread() {
   struct Known {
     OneProcess in;

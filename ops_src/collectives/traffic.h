@@ -31,8 +31,9 @@ class Traffic {
  public:
   static Traffic& Get();
 
-  // Counts a collective that began at `began` and has just ended. It has read `received_bytes`
-  // bytes from every other rank, or only from rank `root` if `root` isn't negative.
+  // Counts a collective that began at `began` and has just ended. The collective has read
+  // `received_bytes` bytes from every other rank, or only from rank `root` if `root` isn't
+  // negative.
   void Count(uint64_t began, uint64_t brought_bytes, uint64_t received_bytes, int root = -1) {
     busy_.fetch_add(Ticks() - began, std::memory_order_relaxed);
     operations_.fetch_add(1, std::memory_order_relaxed);

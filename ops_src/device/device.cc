@@ -72,8 +72,8 @@ void Device::RunAlone(const Operation& operation, Stream stream) {
 
 uint64_t Device::Enqueue(JobPtr job) {
   std::lock_guard<std::mutex> guard(mutex_);
-  // Drop ended operations with the same name. They belong to a failed step, so no caller waits for
-  // them any more.
+  // Drop ended operations with the same name. These operations belong to a failed step, so no
+  // caller waits for them any more.
   for (auto each = by_ticket_.begin(); each != by_ticket_.end();) {
     each = each->second->ended && each->second->key == job->key ? by_ticket_.erase(each) : std::next(each);
   }

@@ -40,9 +40,9 @@ namespace kungfu {
 // All operations of one `Wait` end with the same ranks. If a rank failed between two of them, the
 // waiting thread repeats the earlier ones without that rank, from the copied inputs.
 //
-// If a step fails, no caller waits for its operations. They still run, because the other ranks need
-// this rank's contribution. Such an operation is freed when the next operation with its name and
-// dtype starts.
+// If a step fails, no caller waits for its operations. These operations still run, because the
+// other ranks need this rank's contribution. Such an operation is freed when the next operation
+// with its name and dtype starts.
 //
 // Thread-safe. The first operation that needs the thread starts it. The thread sleeps while there
 // is no operation, and ends in `Stop`. A forked child has no such thread: it can't start

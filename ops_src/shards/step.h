@@ -10,12 +10,13 @@
 //
 // 2. A failure. The reduction of a generation ends either with the contributions of all its members
 // or not at all. The outcome is the same on all survivors, as with every operation
-// (host/failure_rules.cc). A rank that fails after all its nodes are published has contributed.
-// Otherwise all survivors go to the next generation, in which the failed rank's shards are assigned
-// to the other members. A rank that gets new shards isn't ready for that generation. Bring returns
-// "more" on this rank, and the caller computes and adds the new shards. The other ranks wait for
-// this rank in that generation. A second failure is handled in the same way. Sums stay until the
-// step has ended, so only the failed rank's shards are computed again.
+// (host/failure_rules.cc). A rank that fails after all its nodes are published has contributed. If
+// the rank fails earlier, all survivors go to the next generation, in which the failed rank's
+// shards are assigned to the other members. A rank that gets new shards isn't ready for that
+// generation. Bring returns "more" on this rank, and the caller computes and adds the new shards.
+// The other ranks wait for this rank in that generation. A second failure is handled in the same
+// way. All ranks keep their partial sums until the step has ended, so only the failed rank's shards
+// are computed again.
 // Test: ShardsFailures.AStepIsWholeWhereverOneFails
 // Test: ShardsFailures.AStepIsWholeWhereverTwoFail
 //

@@ -1,8 +1,8 @@
 // The fixed tree in which the gradients of a step's shards are added up.
 //
 // A shard is a leaf of the tree. *Node* (level, index) is the sum of the existing shards from index
-// << level up to, but not including, (index + 1) << level. It is the left child plus the right
-// child, or only the left child if the right child has no shards. So the number of shards
+// << level up to, but not including, (index + 1) << level. The node is the left child plus the
+// right child, or only the left child if the right child has no shards. So the number of shards
 // determines the tree, and the shards' gradients determine its root, bit for bit. Neither the
 // assignment of shards to members nor the order in which the shards arrive affects the root.
 #ifndef KUNGFU_SHARDS_TREE_H_

@@ -16,9 +16,9 @@
 //
 // 1. A read is whole. The reader has read `latest == v`, so all words of version v were written
 // before that. The buffer is written again only for version v + 2, and `begun` announces this
-// first. So a reader that has read any word of v + 2 also reads begun == v + 2. It then starts
-// again with the newer `latest`. Repetitions are rare, because a copy may take as long as a whole
-// save and the time between two saves (a training step).
+// first. So a reader that has read any word of v + 2 also reads begun == v + 2. The reader then
+// starts again with the newer `latest`. Repetitions are rare, because a copy may take as long as a
+// whole save and the time between two saves (a training step).
 // Test: ModelStore.ReadsAreWholeWhileTheOwnerSavesWithoutPause
 //
 // 2. The writer may fail at any point. While it writes version v, `latest` is v - 1, and the buffer

@@ -41,8 +41,8 @@ class ControlBlock {
   virtual void HoldDeadlines(bool held) = 0;
   virtual bool deadlines_held() const = 0;
   // Marks `rank` as lost. `reason` is for the survivors. With `recover`, the rank is added to the
-  // list of failures, and the survivors continue without it. Otherwise all waiting ranks fail. Only
-  // the first call counts. Later calls change only `reaped`.
+  // list of failures, and the survivors continue without it. Without `recover`, all waiting ranks
+  // fail. Only the first call counts. Later calls change only `reaped`.
   //
   // The rank's process may still exist, for example because it hangs in the kernel or in a frozen
   // cgroup. No rank sees what the process publishes after this call. `reaped` means that none of

@@ -1,1 +1,1 @@
-"""The training programs, one of each system. Each gets the name of a file with its :class:`..worker.Plan`."""
+"""The training programs, one for each system. The argument is the name of a file with a :class:`..worker.Plan`."""

@@ -1,4 +1,4 @@
-"""The program for ms_kungfu, as in docs/loops.md and docs/shards.md: a loop of its own over an ElasticDataset."""
+"""The program for ms_kungfu, as in docs/loops.md and docs/shards.md: a hand-written loop over an ElasticDataset."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Numbered:
 
 
 def _fixed_epoch(source: _Numbered, epoch: int) -> Iterator[Any]:
-    """Yield this worker's share of an epoch, if elasticity is switched off."""
+    """Yield this worker's share of an epoch. Used if elasticity is switched off."""
     rank, size = kf.current_rank(), kf.current_cluster_size()
     order = np.random.default_rng(epoch).permutation(len(source))[rank::size]
     pipeline = ds.GeneratorDataset(source, ["x", "y", "number"], sampler=order.tolist()).batch(BATCH // size)
@@ -55,7 +55,7 @@ def _fixed_epoch(source: _Numbered, epoch: int) -> Iterator[Any]:
 
 
 class _Shares:
-    """Trains a share of each step's batch."""
+    """Trains on the worker's share of each step's batch."""
 
     def __init__(self, net: Any, given: Any, worker: Worker, reducer: Any) -> None:
         self._given, self._worker = given, worker
@@ -69,7 +69,7 @@ class _Shares:
         self._step(x, y, ms.Tensor(marks))
 
     def compile(self, data: ElasticDataset) -> None:
-        """Compile for this worker's share now and after one failure (docs/loops.md)."""
+        """Compile for this worker's current share and for its share after one failure (docs/loops.md)."""
         for share in data.batch_sizes():
             marks = samples.marks(self._total, np.arange(share), 0, False)
             self._step.compile(ms.Tensor(self._given["x"][:share]), ms.Tensor(self._given["y"][:share]),
@@ -77,7 +77,7 @@ class _Shares:
 
 
 class _Shards:
-    """Trains the worker's shards of each step's batch (docs/shards.md)."""
+    """Trains on the worker's shards of each step's batch (docs/shards.md)."""
 
     def __init__(self, net: Any, total: int) -> None:
         net.set_train()
@@ -136,7 +136,7 @@ def main(path: str) -> None:
         checkpoint_dir=Path(plan.folder) / "checkpoints", checkpoint_every=plan.checkpoint_every,
     )  # fmt: skip
     if not plan.shards:
-        prepare()  # without shards, ElasticTraining calls it only in a joining worker
+        prepare()  # without shards, ElasticTraining calls `prepare` only in a joining worker
     for _ in elastic.epochs(_NO_EPOCHS):
         worker.phase("join and state")
         for batch in data:
@@ -147,8 +147,8 @@ def main(path: str) -> None:
             elastic.request_stop()
         elastic.agree_on_stop()
     if not kf.detached():
-        # The dataset counts without the tally. A worker may have joined just as an epoch ended. The others have then
-        # trained one step of the next epoch.
+        # The dataset counts without the tally. If a worker joined just as an epoch ended, the others have executed one
+        # step of the next epoch.
         finish(data.epoch + data.position / total)
 
 

@@ -1,4 +1,4 @@
-"""What the two programs of MindSpore share: the models, and a training step with the tally."""
+"""The common part of the two programs with MindSpore: the models, and a training step with the tally."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tally(total: int) -> Any:
 
 
 class Marked(nn.Cell):
-    """The loss, and a term whose gradient by the tally is -marks."""
+    """Returns the loss plus a term whose gradient with respect to the tally is -marks."""
 
     def __init__(self, net: Any, tally: Any) -> None:
         super().__init__(auto_prefix=False)
@@ -78,7 +78,7 @@ class Step(nn.Cell):
 
 
 class ShardGradients(nn.Cell):
-    """The loss of a shard, and the gradients of the tally and the weights. It gets the samples' numbers."""
+    """Returns a shard's loss, and the gradients of the tally and the weights, from the samples and their numbers."""
 
     def __init__(self, net: Any, tally: Any) -> None:
         super().__init__(auto_prefix=False)
@@ -92,7 +92,7 @@ class ShardGradients(nn.Cell):
 
 
 class ShardUpdate(nn.Cell):
-    """MindSpore's Momentum, and the tally. Each trained sample has the same mean mark, so no slots are needed."""
+    """MindSpore's Momentum, and the tally. Each sample in a step has the same mean mark, so no slots are needed."""
 
     def __init__(self, net: Any, tally: Any) -> None:
         super().__init__(auto_prefix=False)

@@ -1,6 +1,6 @@
-"""The program for MindSpore's own msrun: data parallelism, and a checkpoint every so many steps.
+"""The program for MindSpore's own msrun: data parallelism, and a checkpoint at a fixed interval of steps.
 
-As MindSpore's tutorial "Dynamic cluster startup" has it: `init`, DATA_PARALLEL, a `DistributedGradReducer`.
+It follows MindSpore's tutorial "Dynamic cluster startup": `init`, DATA_PARALLEL, a `DistributedGradReducer`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.churn.workloads import BATCH
 
 def main(path: str) -> None:
     plan = read_plan(path)
-    # msrun's scheduler runs this program, too, up to `init`.
+    # msrun's scheduler also runs this program, but only up to `init`.
     worker = Worker(plan, spare=os.environ.get("MS_ROLE") == "MS_SCHED")
     ms.set_context(mode=ms.GRAPH_MODE)
     init()

@@ -37,7 +37,7 @@ def loop(config: dict[str, Any]) -> None:
     def save(steps: int, state: Callable[[], dict[str, Any]]) -> None:
         if steps % plan.checkpoint_every:
             return
-        # Every worker reports; rank 0's checkpoint is kept.
+        # All workers must report; Ray keeps the checkpoint of rank 0.
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
             if rank == 0:

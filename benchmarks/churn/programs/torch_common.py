@@ -1,4 +1,4 @@
-"""What the programs of PyTorch share: the models, the optimizer with the tally, and a loop with checkpoints."""
+"""The common part of the programs with PyTorch: models, an optimizer with the tally, and a loop with checkpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def network(workload: Workload) -> Any:
 
 
 class Marked(nn.Module):
-    """The loss, and a term whose gradient by the tally is -marks."""
+    """Returns the loss plus a term whose gradient with respect to the tally is -marks."""
 
     def __init__(self, workload: Workload) -> None:
         super().__init__()
@@ -84,13 +84,13 @@ def train(
     worker: Worker, model: Marked, parallel: Any, ranks: tuple[int, int], restore: Callable[[Any], None],
     save: Callable[[int, Callable[[], dict[str, Any]]], None],
 ) -> None:  # fmt: skip
-    """Train until the end of the epoch in which the workers are told to stop; the loop of torchrun and Ray Train.
+    """Train until the end of the epoch in which a stop is requested. The loop of torchrun's and Ray Train's programs.
 
     Args:
         parallel: `model`, wrapped by the system.
         ranks: this worker's rank, and the number of workers.
-        restore: called with a function that takes the state of a checkpoint, if there is one.
-        save: called with the number of steps and a function that makes their state.
+        restore: called with a function that loads a state; calls this function if there is a checkpoint.
+        save: called with the number of steps and a function that returns the state after these steps.
     """
     rank, size = ranks
     optimizer = Optimizer(model)

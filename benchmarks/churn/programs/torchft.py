@@ -1,9 +1,10 @@
-"""The program for torchft, after train_ddp.py of its repository: one replica group a worker, DDP, Gloo on CPUs.
+"""The program for torchft, based on its train_ddp.py: each worker is a replica group, with DDP and Gloo on CPUs.
 
 The data is partitioned by torchft's own DistributedSampler. "We recommend using torchdata's StatefulDataLoader to
-checkpoint each replica's dataloader frequently to avoid duplicate batches" (torchft.data): each replica group keeps its
-position in a file, every step. A batch whose step isn't committed is dropped, as in train_ddp.py. Every so many steps
-one replica writes a checkpoint with the manager's state, as the docstring of `Manager` asks, for the loss of all.
+checkpoint each replica's dataloader frequently to avoid duplicate batches" (torchft.data): each replica group writes
+its position to a file in each step. A batch whose step isn't committed is dropped, as in train_ddp.py. At a fixed
+interval of steps, one replica writes a checkpoint with the manager's state, as the docstring of `Manager` requires. The
+job resumes from this checkpoint if all replicas fail.
 """
 
 from __future__ import annotations

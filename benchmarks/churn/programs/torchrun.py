@@ -1,6 +1,6 @@
 """The program for torchrun, as in PyTorch's "Fault-tolerant Distributed Training with torchrun".
 
-All workers are started again after a failure, and load the last snapshot. The snapshot is of every so many steps.
+After a failure, torchrun restarts all workers, which load the last snapshot. Snapshots have a fixed interval of steps.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ class Command:
     """A command of a run.
 
     `again`: restart the command until it exits with 0, as a scheduler does. Such a command never runs on a host that
-    is killed, because the host is away for a while. `host`: the index of the host that it runs on. `serves`: the run
-    can be over while this command still runs.
+    is killed, because this host is down for a while. `host`: the index of the command's host. `serves`: the run can
+    end while this command is still running.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Command:
 
 
 class System(ABC):
-    """A system, set up as its documentation recommends for failures."""
+    """A system, configured as its documentation recommends for failures."""
 
     checkpoints = False
     """Whether the system uses checkpoints, so that `search` must find the best interval."""
@@ -50,14 +50,14 @@ class System(ABC):
 
     @abstractmethod
     def commands(self, plan: Plan, folder: Path) -> list[Command]:
-        """Return commands that start a job. Raise NotApplicable if it can't run over several hosts."""
+        """Return commands that start a job. Raise NotApplicable if the system can't run over the plan's hosts."""
 
     def host_commands(self, plan: Plan, folder: Path, host: int) -> list[Command]:
         """Return commands that restart a killed host."""
         return [each for each in self.commands(plan, folder) if each.host == host]
 
     def resize(self, plan: Plan, folder: Path, size: int) -> tuple[list[Command], list[tuple[str, int]]]:
-        """Return how to change the number of workers: commands to start, and signals (name, number) to send."""
+        """Return the commands to start and the signals (name, number) to send in order to change the size."""
         raise NotApplicable("it can't change the number of workers of a running job on one host")
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from benchmarks.churn.systems.base import Command, System, own_module
 from benchmarks.churn.worker import Plan
 
-_CONFIG_PORT, _SECRET = "9100", "5" * 32  # of a job over namespaces, in which every port is free
+_CONFIG_PORT, _SECRET = "9100", "5" * 32  # for a job across network namespaces, in which every port is free
 _NO_LIMIT = "1000000"
 
 
 class KungFu(System):
-    """Without standbys. `shards`: whether there are shards, one per worker (docs/shards-details.md recommends that)."""
+    """By default without standbys. `shards`: train in shards, one per worker (docs/shards-details.md recommends it)."""
 
     packages = ("mindspore", "numpy")
     is_peer = False
@@ -22,7 +22,7 @@ class KungFu(System):
         self._standby, self.shards = standby, shards
 
     def _words(self, plan: Plan, folder: Path, host: int) -> list[str]:
-        # The limit on replacements (10 in 5 minutes) is lifted, as every other system's is.
+        # Remove the limit on replacements (10 in 5 minutes): the other systems also run without theirs.
         flags = ["-w", "-recover", "replace", "-max-restarts", _NO_LIMIT, "-standby", str(self._standby)]
         if "heartbeats" in plan.switches:
             flags += ["-peer-timeout", "0"]
@@ -39,7 +39,7 @@ class KungFu(System):
     def commands(self, plan: Plan, folder: Path) -> list[Command]:
         program = [*own_module("kungfu"), str(folder / "plan.json")]
         return [
-            # Without any worker left the job ends; it resumes from its checkpoint (docs/checkpoints.md).
+            # If no worker is left, the job ends. Its restart resumes from the checkpoint (docs/checkpoints.md).
             Command(
                 f"kungfu-run.{host}",
                 [*self._words(plan, folder, host), *program],
@@ -51,7 +51,7 @@ class KungFu(System):
         ]
 
     def host_commands(self, plan: Plan, folder: Path, host: int) -> list[Command]:
-        # docs/host-changes.md, "A host joins": the host brings its slots, and a resize fills them.
+        # docs/host-changes.md, "A host joins": the host adds its slots, and a resize fills them.
         url = f"http://{plan.hosts[0]}:{_CONFIG_PORT}/config"
         address = f"{plan.hosts[host]}:{plan.workers // len(plan.hosts)}"
         launcher = [sys.executable, "-m", "ms_kungfu.launcher"]

@@ -1,4 +1,4 @@
-"""MindSpore's msrun: "Dynamic cluster startup". It ends a job at a failure; a scheduler starts it again.
+"""MindSpore's msrun: "Dynamic cluster startup". msrun ends a job after a failure; a scheduler restarts the job.
 
 www.mindspore.cn/tutorials/en/master/parallel/msrun_launcher.html
 """

@@ -15,7 +15,7 @@ class RayTrain(System):
     def commands(self, plan: Plan, folder: Path) -> list[Command]:
         if plan.hosts:
             raise NotApplicable("not set up over network namespaces")
-        # A driver that the kill of a worker ends is started again, by a job's retries.
+        # If the kill of a worker ends the driver, the job's retries restart it.
         words = [plan.python, "-m", "benchmarks.churn.programs.ray_train", str(folder / "plan.json")]
         env = {"PYTHONPATH": str(ROOT), "RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
         return [Command("ray", words, env)]

@@ -23,7 +23,7 @@ class TorchFT(System):
             "REPLICA_GROUP_ID": str(group),
             "NUM_REPLICA_GROUPS": str(plan.workers),
             "TORCHFT_LIGHTHOUSE": f"http://{plan.hosts[0] if plan.hosts else 'localhost'}:{_LIGHTHOUSE}",
-            # torchrun sets it for several workers of an agent; each group has an agent of its own here.
+            # torchrun sets this only if an agent has several workers. Here each replica group has its own agent.
             "OMP_NUM_THREADS": "1",
         }
         words = [str(Path(plan.python).with_name("torchrun")), f"--master_port={_FIRST_PORT + group}", "--nnodes=1"]

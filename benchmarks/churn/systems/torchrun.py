@@ -24,15 +24,15 @@ class TorchRun(System):
         words = [str(Path(plan.python).with_name("torchrun")), f"--nnodes=1:{_AGENTS}"]
         words += [f"--nproc_per_node={plan.workers // _AGENTS}", "--max_restarts=1000000", "--rdzv_id=churn"]
         words += ["--rdzv_backend=c10d", f"--rdzv_endpoint={address}:{_PORT}"]
-        words.append(f"--rdzv_conf=is_host={int(agent == 0)}")  # of the store; else the first agent that comes
+        words.append(f"--rdzv_conf=is_host={int(agent == 0)}")  # by default, the first agent hosts the store
         if plan.hosts:
             words += [f"--local_addr={plan.hosts[host]}"]
-        # The agent that has the rendezvous is always there; a scheduler starts it again if it gives up.
+        # The agent that hosts the rendezvous must always run. A scheduler restarts this agent if it gives up.
         return Command(f"agent.{agent}", [*words, *self._program(folder)], self._env(plan), again=agent == 0, host=host)
 
     def _env(self, plan: Plan) -> dict[str, str]:
-        # In PyTorch 2.13 all rounds of workers share one store, in which Gloo finds the addresses of the round before.
-        # Then every restart fails with "Gloo connectFullMesh failed". This variable gives each round a store.
+        # In PyTorch 2.13 all rounds of workers share one store. Gloo finds the previous round's addresses there, and
+        # each restart fails with "Gloo connectFullMesh failed". This variable gives each round its own store.
         return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **({"GLOO_SOCKET_IFNAME": "eth0"} if plan.hosts else {})}
 
     def _program(self, folder: Path) -> list[str]:

@@ -45,8 +45,8 @@ struct BoundName {
 // its own bit.
 // Test: WithoutOne.TwoNeverHaveTheTable
 //
-// The holder of the lock may fail at any instruction. It may also be expelled while its process
-// still exists, and the process may continue at any later time:
+// The holder of the lock may fail at any instruction. The holder may also be expelled while its
+// process still exists, and the process may continue at any later time:
 // - The holder changes the lock only by compare-and-swap from the value that it wrote last. If the
 //   holder is in the list of failures, another rank takes over the lock. From then on, every
 //   compare-and-swap by the old holder fails. (The old holder can't acquire the lock again with the

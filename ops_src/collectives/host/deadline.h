@@ -52,8 +52,9 @@ class Deadline {
 
  private:
   // The launcher checks once per second and decides after 1.2 s of checks. Waits on other hosts are
-  // reported to the launcher one second late, and it must then notify these hosts. docs/recovery.md
-  // and the descriptions of the environment variables also contain the value of kReserve.
+  // reported to the launcher one second late, and the launcher must then notify these hosts.
+  // docs/recovery.md and the descriptions of the environment variables also contain the value of
+  // kReserve.
   static constexpr auto kReserve = std::chrono::seconds(5);
 
   RunTime waited_;

@@ -35,8 +35,8 @@
 // Test: Deadlock.IsNotFoundInProgramsOfOneOrder
 //
 // 5. In each reported operation, a running member hasn't posted. Posts are never withdrawn, so this
-// member hadn't posted at T either. By 3, no failure before T can end the operation, and nothing
-// else can end it.
+// member hadn't posted at T either. By 3, no failure before T can end the operation, and no other
+// event could end it.
 // Test: Deadlock.IsFoundAtAllRanksWhereOneHasAnOperationOfItsOwn
 //
 // 6. So at T no thread of any rank could run, and no rank could wake a thread. Only a post

@@ -28,10 +28,10 @@
 // Test: AllReduce.CutsIntoChunksAnywhere
 //
 // There is no circular wait. In a pipeline, a rank at chunk c waits until the other ranks have
-// staged chunk c. They stage chunk c when all ranks are done with chunk c-kBuffers. A rank reaches
-// chunk c only after it is done with all earlier chunks. In a split, a rank stages at most
-// kBuffers-2 chunks ahead of chunk c. Before that, all ranks must be done with chunk c-2. Every
-// rank is done with chunk c-2 before it reaches chunk c.
+// staged chunk c. The other ranks stage chunk c when all ranks are done with chunk c-kBuffers. A
+// rank reaches chunk c only after it is done with all earlier chunks. In a split, a rank stages at
+// most kBuffers-2 chunks ahead of chunk c. Before that, all ranks must be done with chunk c-2.
+// Every rank is done with chunk c-2 before it reaches chunk c.
 //
 // Each element is reduced in the order of the ranks, from rank 0 upwards, independently of the
 // chunks. So the bits of the result depend only on the size and the inputs, and are equal on all

@@ -22,7 +22,7 @@
 // If the ranks' operations differ, a rank that has seen the difference writes a complaint, which is
 // its last update. The rank returns after it has seen all complaints. Before a rank sees the
 // difference, it uses its own operation to decide whether the failed rank's contribution is
-// finished. If not, the rank leaves without a complaint. Otherwise the rank continues and sees the
+// finished. If not, the rank leaves without a complaint. If so, the rank continues and sees the
 // difference. A failed rank that wrote a complaint had seen all posts, so all ranks write
 // complaints. If the failed rank wrote no complaint, no rank returns, and the ranks that wait for
 // this complaint leave too. In summary:
@@ -43,8 +43,8 @@
 // - The expelled rank's counters are fenced. The word by which the rank announces that it gives up
 //   is fenced before the counters. So the expulsion can't make other ranks give up. When the rank
 //   is in the list of failures, other ranks ignore its earlier notices. The expelled rank's next
-//   update fails, or its next check finds the rank in that list. Then it closes only its own
-//   communicator.
+//   update fails, or its next check finds the rank in that list. Then the expelled rank closes only
+//   its own communicator.
 // - The expelled rank makes plain writes only to its own mailboxes, buffers, complaints and status,
 //   to which no other rank writes. Other ranks read only data that its counters have announced. To
 //   overwrite announced data, the expelled rank would first have to announce other data: post k+2

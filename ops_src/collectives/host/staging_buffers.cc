@@ -28,7 +28,7 @@
 // A buffer may stay pinned while its members wait for other hosts. But a rank that waits for a
 // staging buffer must not depend on other hosts. So pinned buffers have a separate range of
 // numbers, and no rank waits for a buffer in this range. The rank that picks a buffer takes a free
-// buffer from this range, or an ordinary buffer if there is none. The buffer's number tells all
+// buffer from this range, or an ordinary buffer if there is none. The buffer's number shows all
 // members whether the buffer is pinned. A member begins the next operation with the same name only
 // after it has released the buffer. So the argument about `left` (see Leave) applies here too.
 // Test: PinnedBuffers.AreNotWaitedFor

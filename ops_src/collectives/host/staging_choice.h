@@ -28,8 +28,8 @@ namespace kungfu::host {
 // a part of a large operation (see StagingTurns). The first kTries turns of a history are tries, in
 // which all ranks alternate between the methods in the same way. Later, four of every kSoon turns
 // are tries, and still later four of every kPeriod turns. (If ranks run several operations at once,
-// their turns may not match, which only makes the measurements less accurate.) In all other turns,
-// each rank uses its faster method.
+// their turns might not match, which only makes the measurements less accurate.) In all other
+// turns, each rank uses its faster method.
 //
 // Only tries are measured, because the time of any other turn also depends on the methods of the
 // other ranks. There is one exception. Suppose that two consecutive turns both took more than twice

@@ -23,9 +23,9 @@ constexpr int kSpinTurns = 1000;
 constexpr auto kYieldTime = std::chrono::microseconds(50);
 // A yield doesn't always give the core to another thread. If a thread has had less than its share
 // of time, the scheduler keeps it running. So if a rank was woken late because another rank kept
-// running, its yields may have no effect during all of kYieldTime. (An operation of 64 KiB with
-// four ranks on two cores then takes 100 us instead of 40 us.) So the rank sleeps, which does give
-// the core to another thread, if both conditions hold:
+// running, the woken rank's yields may have no effect during all of kYieldTime. (An operation of 64
+// KiB with four ranks on two cores then takes 100 us instead of 40 us.) So the rank sleeps, which
+// does give the core to another thread, if both conditions hold:
 // - kVainTurns consecutive yields have returned immediately, which takes about 5 us;
 // - a rank that has made less progress was last seen on this core.
 constexpr int kVainTurns = 10;

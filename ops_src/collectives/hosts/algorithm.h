@@ -58,10 +58,10 @@ class Algorithm {
   // concurrently, in any order.
   //
   // Throws ValueError if the call is outside range(), and the errors that Mesh's functions throw.
-  // If a host is lost, the waits for that host end. On other hosts, Run may have succeeded. Or it
-  // may wait for a host on which Run has thrown, until Mesh::Cancel or a deadline ends the wait.
-  // When Run throws, this host has no messages in flight, and its output may contain a part of the
-  // result.
+  // If a host is lost, the waits for that host end. On another host, Run may have succeeded, or it
+  // may be waiting for a host on which Run has thrown. Then Mesh::Cancel or a deadline ends the
+  // wait. When Run throws, this host has no messages in flight, and its output may contain a part
+  // of the result.
   void Run(const AllReduceCall& call) const;
 
  private:

@@ -66,9 +66,9 @@
 // Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
 //
 // 6. If no rank of a host is running any more, the host begins no more operations, and its ranks
-// can't notify the other hosts. So its transport sends them, once, the number of operations that
-// its ranks had begun with each name (Ending). The host contributes to these operations, and to no
-// later ones.
+// can't notify the other hosts. So the host's transport once sends to the other hosts the number of
+// operations that its ranks had begun with each name (Ending). The host contributes to these
+// operations, and to no later ones.
 // Test: ClusterEnds.FailureAfterTheEndOfItsRanksReachesTheOthers
 // Test: Cluster.FewBytesAreThoseOfHostsWithRanks
 //
@@ -86,9 +86,9 @@
 // If the launcher's policy is to recover, a transport waits when its connection to a host has
 // ended. The job's controller decides which hosts are lost. When the control block lists all ranks
 // of the lost host as failed, the controller notifies the transports of all other hosts (LoseHost).
-// It notifies all transports of the same hosts in the same order. Each loss begins a new epoch. The
-// transports then cancel all messages between hosts (Mesh::Cancel), and agree again on the outcome
-// of each operation.
+// The controller notifies all transports of the same hosts in the same order. Each loss begins a
+// new epoch. The transports then cancel all messages between hosts (Mesh::Cancel), and agree again
+// on the outcome of each operation.
 //
 // 7. An outcome is either a result, or a failure that all hosts share. A transport gives its ranks
 // an outcome only when it knows that all hosts have this outcome. So the transports confirm the
@@ -261,7 +261,7 @@ class Transport {
     std::string text;
   };
 
-  // The outcome of an operation, which may not be known yet.
+  // The outcome of an operation, which might not be known yet.
   struct Outcome {
     uint64_t epoch = 0;  // the epoch in which the transport got the outcome; 0 if it has no outcome yet
     Commit commit;

@@ -3,8 +3,8 @@
 // doesn't need them.
 //
 // The vendor's library (NCCL or HCCL) performs the collectives between devices, with its own
-// rounding and order. In these cases, data goes through pinned host memory and the runtime's
-// collectives between processes instead:
+// rounding and order. In the following cases, data goes through pinned host memory and the
+// runtime's collectives between processes instead:
 // - ranks share a device, or a rank has no such library;
 // - the library doesn't reduce exactly as the runtime does (see docs/devices.md).
 //

@@ -36,8 +36,8 @@ inline void Pause() {
 // includes the flag. The wait ends in one of two ways:
 // - The writer advances the counter. This clears the flag. If the flag was set, the writer wakes
 //   all sleepers. If the waiting thread isn't sleeping yet, the kernel finds that the word has
-//   changed and returns immediately. If the flag was not set, Arm comes later: it sets the flag in
-//   the new value and returns this value.
+//   changed and returns immediately. If the flag was not set, Arm comes later, sets the flag in the
+//   new value and returns this value.
 // - Another thread changes another word (for example after a failure), and then calls Stir on this
 //   word. If the flag was set, Stir clears it, and the rest is as in the first case. If it was not
 //   set, Arm comes after Stir in the order of this word. Arm has acquire order, so the thread's last
@@ -59,7 +59,7 @@ struct Counter {
 
   std::atomic<uint32_t> value;
 
-  // Shifts the flags out. The sign of the difference modulo 2^30 then tells which value is ahead.
+  // Shifts the flags out. The sign of the difference modulo 2^30 then shows which value is ahead.
   static bool Reached(uint32_t value, uint32_t target) { return static_cast<int32_t>((value - target) << 2) >= 0; }
   bool Reached(uint32_t target) const { return Reached(value.load(std::memory_order_acquire), target); }
   // Returns the count. Only the writer may rely on it: for other threads it may be out of date. The

@@ -2,8 +2,8 @@
 // mapping.
 //
 // A segment is anonymous (memfd_create): it has no name that could be guessed or left behind, and
-// disappears with its last descriptor and mapping. The launcher creates it and passes the
-// descriptor to the members. It belongs to one cluster version and is never reused. So the
+// disappears with its last descriptor and mapping. The launcher creates the segment and passes the
+// descriptor to the members. A segment belongs to one cluster version and is never reused. So the
 // unfinished work of a failed rank can't affect the next version.
 //
 // The file is sparse, so memory is allocated when it is first used. Most channels and staging
@@ -166,8 +166,9 @@ struct alignas(kLine) Header {
 class Segment {
  public:
   // Creates the anonymous memory of one cluster version. Returns its descriptor, which the caller
-  // owns. With `recovers`, the members continue without failed ranks. Otherwise they fail. Set
-  // `control_block` for the ranks of several hosts, which reduce in other segments.
+  // owns. With `recovers`, the members continue without failed ranks. Without `recovers`, the
+  // members fail. Set `control_block` for the ranks of several hosts, which reduce in other
+  // segments.
   static int Create(uint32_t size, uint64_t cluster_version, uint32_t cores, bool recovers = false,
                     bool control_block = false);
 

@@ -169,8 +169,8 @@ SegmentControlBlock::Activity SegmentControlBlock::ActivityOf(uint32_t rank) con
   return found;
 }
 
-// Writes the error before the word that announces the error. The flag in the header tells the other
-// ranks to check this word.
+// Writes the error before the word that announces the error. The flag in the header makes the other
+// ranks check this word.
 void SegmentControlBlock::GiveUp(uint32_t rank, GaveUp how, kf_status status, const std::string& text) {
   RankStatus& mine = segment_->status(rank);
   mine.gave_up_status = status;

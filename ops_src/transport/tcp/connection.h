@@ -73,7 +73,7 @@ struct Outgoing {
 
   // Copies all remaining data to `rest`, so that the caller gets its memory back. A frame that has
   // begun must be completed with the original bytes, because its header states its length, and the
-  // receiver may not know yet that the message is void.
+  // receiver might not know yet that the message is void.
   void Detach() {
     if (!rest.empty() || heads.empty()) return;
     const size_t head_bytes = heads.size() * sizeof(FrameHeader);

@@ -1,5 +1,5 @@
 // The format of a connection between two hosts: a sequence of frames. A frame is a header of fixed
-// size. If the header says so, a payload follows.
+// size. If the header announces a payload, the payload follows.
 #ifndef KUNGFU_TRANSPORT_TCP_FRAME_H_
 #define KUNGFU_TRANSPORT_TCP_FRAME_H_
 

@@ -6,8 +6,8 @@
 // - A frame of an older epoch than this host's epoch is read and dropped, because its content is
 //   void.
 // - After a frame of a newer epoch, the connection has no more data for this host's current epoch.
-//   So this host reads no more from the connection until it is in the newer epoch too. It still
-//   reads its other connections, because they may have data for the current epoch.
+//   So this host reads no more from the connection until the newer epoch begins here too. It still
+//   reads its other connections, because these may have data for the current epoch.
 // Test: Mesh.AfterCancelNoBufferIsTouchedAndNoOldMessageArrives
 //
 // If a sender closes a connection that is held back, this host detects the close when the last
@@ -19,10 +19,10 @@
 // with the length of the posted message before it writes any byte. `begun` grows with every frame
 // of the message, and never exceeds the message's length. So no frame is written past the end, and
 // the message is complete when all its bytes have arrived. (Two frames might cover the same bytes
-// and leave out other bytes. Only a faulty sender does this, and it could send wrong data in any
-// case.) A message that isn't posted must be small and within the credit. Both sides compute the
-// credit in the same way: the bytes of the message plus a fixed amount for its record. A sender
-// that exceeds the credit is declared lost.
+// and leave out other bytes. Only a faulty sender does this, and such a sender could send wrong
+// data in any case.) A message that isn't posted must be small and within the credit. Both sides
+// compute the credit in the same way: the bytes of the message plus a fixed amount for its record.
+// A sender that exceeds the credit is declared lost.
 // Test: Mesh.UnreceivedSmallMessagesAreBoundedAndDelayNoOther
 // Test: MeshLoss.AHostThatEndsAtAnyByteIsNamedAndTheOthersGoOn
 #include <algorithm>
@@ -102,9 +102,9 @@ bool Mesh::Write(Lock& lock, Connection& connection) {
       Connection& connection;
     };
     std::optional<Writing> writing(connection);
-    // In an in-place operation, another thread may soon receive the result into this memory. It does so
-    // only after the other host has received this data. ThreadSanitizer doesn't see this order, because
-    // it reports the read only after the system call.
+    // In an in-place operation, another thread may soon receive the result into this memory, but
+    // only after the other host has received this data. ThreadSanitizer doesn't see this order,
+    // because it reports the read only after the system call.
     for (size_t p = 0; p < n; p++) ReportRead(parts[p].iov_base, parts[p].iov_len);
     const SocketResult result = Unlocked(lock, [&] {
       const UnreportedReads unreported;

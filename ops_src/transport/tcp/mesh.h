@@ -106,9 +106,10 @@ class Mesh {
   // `hosts` must be the same on all hosts, except that the entry for `self` has no connections. All
   // other entries have 1 to kMostConnections connections.
   Mesh(uint32_t self, uint64_t epoch, std::vector<HostEnds> hosts, MeshOptions options);
-  // Ends all tickets, like Cancel. During the call, no other call is allowed. After the call, tickets
-  // may still be destroyed. The data that was sent last may not arrive, because the kernel drops
-  // it if this host has unread data. So a host must end its mesh only when all hosts have finished.
+  // Ends all tickets, like Cancel. During the call, no other call is allowed. After the call,
+  // tickets may still be destroyed. The data that was sent last might not arrive, because the
+  // kernel drops it if this host has unread data. So a host must end its mesh only when all hosts
+  // have finished.
   ~Mesh();
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
@@ -120,7 +121,7 @@ class Mesh {
   // Send and Receive begin a message of `epoch`, without waiting. They throw ValueError if the tag
   // is in use, if `host` is this host, or if `epoch` hasn't begun on this host. If `epoch` has
   // already ended, the ticket fails with StaleClusterError. When the ticket of Send has ended, the
-  // kernel has accepted all data, but the data may not have arrived.
+  // kernel has accepted all data, but the data might not have arrived yet.
   Ticket Send(uint64_t epoch, uint32_t host, const Tag& tag, const void* data, size_t bytes);
   // `tells` is an eventfd that is written when the message ends, for callers that don't wait (-1:
   // none).
@@ -295,7 +296,7 @@ class Mesh {
   bool lent_ = false;             // the connections' events don't wake the I/O thread
   uint32_t sleepers_ = 0;         // number of threads that wait without driving
   Clock::time_point lent_until_;  // meaningful if `lent_` is set and there is no driver
-  const Transfer* driven_ = nullptr;  // the message of the last driver; only compared, because it may be gone
+  const Transfer* driven_ = nullptr;  // the last driver's message; only compared, because it may no longer exist
   uint64_t drives_ = 0;               // how often `driven_` has changed
   uint64_t drives_seen_ = 0;          // `drives_` at the I/O thread's last check
   bool looks_late_ = false;           // the I/O thread's next check is late, so the driver must wake it

@@ -18,13 +18,14 @@
 // Test: Mesh.MessagesOfManyThreadsMeetInAnyOrder
 //
 // 3. No data stays unread. Both epolls are level-triggered, so they report data until a thread has
-// read it. While the connections are lent, their events don't wake the I/O thread. Instead, it checks
-// every `lent` (2 ms) whether there is still a driver. If the last driver stopped at least `lent`
-// ago, the I/O thread takes the connections back. They stay lent for so long after a wait, because
-// the next small message often follows immediately. If two checks find a driver of the same message,
-// the next check follows after `look` (20 ms), and the driver wakes the I/O thread when its message
-// has ended. A thread that waits without driving needs the I/O thread. So the waiting thread takes
-// the connections back immediately. If there is a driver, the driver does this when it stops.
+// read it. While the connections are lent, their events don't wake the I/O thread. Instead, it
+// checks every `lent` (2 ms) whether there is still a driver. If the last driver stopped at least
+// `lent` ago, the I/O thread takes the connections back. The connections stay lent for this time
+// after a wait, because the next small message often follows immediately. If two checks find a
+// driver of the same message, the next check follows after `look` (20 ms), and the driver wakes the
+// I/O thread when its message has ended. A thread that waits without driving needs the I/O thread.
+// So the waiting thread takes the connections back immediately. If there is a driver, the driver
+// does this when it stops.
 // Test: Mesh.MessagesMoveWithoutAWaitAfterAWait
 // Test: Mesh.WaitingThreadServesTheMessagesOfOthers
 //
@@ -114,7 +115,7 @@ void Mesh::Drive(Lock& lock, const Transfer& transfer) {
   if (!lent_) {
     epoll_.Change(sockets_.fd(), kSockets, 0);
     lent_ = true;
-    WakeThread();  // so that it takes the connections back some time
+    WakeThread();  // so that the I/O thread takes the connections back later
   }
   struct Role {
     Role(Mesh& of, const Transfer& message) : mesh(of), own(message) {
@@ -221,7 +222,7 @@ void Mesh::HaveEnd(Lock& lock, Connection& connection, const std::string& why) {
 
 void Mesh::BeginEnding(Host& host) {
   if (!host.ending) host.ending = Clock::now();
-  WakeThread();  // so that it calls LoseEnding
+  WakeThread();  // so that the I/O thread calls LoseEnding
 }
 
 // Registers with epoll the events that this connection needs.

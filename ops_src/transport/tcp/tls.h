@@ -67,8 +67,8 @@ class TlsEnd {
   // Adds bytes that have been received.
   void Put(const char* bytes, size_t count);
   // Continues the handshake, and returns the number of decrypted bytes, or 0 if there are none yet.
-  // If the connection has failed, throws Error KF_INVALID, which says what the other end has done
-  // wrong.
+  // If the connection has failed, throws Error KF_INVALID, which describes what the other end has
+  // done wrong.
   size_t Read(char* to, size_t bytes);
   // Returns true if both ends have shown their certificates, as far as this end knows. Write
   // nothing before that.
