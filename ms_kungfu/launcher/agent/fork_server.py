@@ -84,7 +84,10 @@ class ForkServer:
         """The workers that wait for the end of the import."""
 
     def suits(self, start: Start) -> bool:
-        """Return whether the worker may be forked from this fork server, or may fork this fork server."""
+        """Return whether the worker may be forked from this fork server, or may fork this fork server.
+
+        If the worker needs a fork server of another kind, and no worker waits for the current one, close the current one.
+        """
         if self._preloading is None or start.has_device or start.changes.get(env.MSRUN_SIZE.name):
             return False
         shared = {name: value for name, value in start.environment().items() if name not in _OF_ONE_WORKER}
