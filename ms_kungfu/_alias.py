@@ -4,10 +4,11 @@ KungFu's modified MindSpore has KungFu's primitives in ``mindspore.ops.operation
 ``mindspore.nn.optim.kungfu`` and ``mindspore.nn``, its callbacks in ``mindspore.train.callback._kungfu``, and its
 bindings in ``mindspore._c_expression``. Programs for the modified MindSpore import these modules. This package makes
 these imports work with stock MindSpore, without changing MindSpore's files. An import finder, which comes after all
-other finders, provides the modules with this package's classes and functions. MindSpore's own modules resolve KungFu's
-names, too. If a name has no counterpart in this package, using the name raises an error that names the alternative.
+other finders, provides these modules, with this package's classes and functions. MindSpore's own modules resolve
+KungFu's names, too. If a name has no counterpart in this package, using the name raises an error that names the
+alternative.
 
-cmake/ms_kungfu_alias.pth and ms_kungfu_names.py are installed next to the package. They are for programs that import
+cmake/ms_kungfu_alias.pth and ms_kungfu_names.py, which are installed next to the package, are for programs that import
 MindSpore before this package, or that don't import this package. Python runs the .pth file whenever an interpreter
 starts. If the program imports MindSpore, the .pth file's code imports ms_kungfu_names. If the program uses one of
 KungFu's names, ms_kungfu_names imports this package.
@@ -77,7 +78,7 @@ def _later(module: str, name: str, places: Sequence[str]) -> Any:
 
 
 def of_mindspore(module: str, name: str) -> Any:
-    """Return this package's object for KungFu's name `name` in a MindSpore module, or None."""
+    """Return this package's object for KungFu's name `name` in a MindSpore module; None if there is none."""
     try:
         return _later(module, name, () if module == "mindspore._c_expression" else ("optimizers",))
     except AttributeError:

@@ -1,7 +1,8 @@
 """Let `import ms_kungfu` work in a checkout's root, where the source folder hides the installed package.
 
-The source folder has no compiled runtime, so importing it alone fails. The first lines of ``ms_kungfu/__init__.py``
-pass the package's globals to :func:`use_installed_build`, which makes the package load the installed modules.
+The source folder has no compiled runtime, so importing this folder alone fails. The first lines of
+``ms_kungfu/__init__.py`` pass the package's globals to :func:`use_installed_build`, which makes the package load the
+installed modules.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def _has_build(folder: Path) -> bool:
 
 
 def find_build(searched: Iterable[str]) -> Path | None:
-    """Return the first folder that contains the compiled runtime: a folder in `searched`, or an installed package."""
+    """Return the first folder with the compiled runtime: a folder in `searched`, or an installed package."""
     return next((Path(f) for folders in (searched, _installed()) for f in folders if _has_build(Path(f))), None)
 
 

@@ -12,9 +12,9 @@ from functools import reduce
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 _FORMER = "DNNL_MAX_CPU_ISA"
 
-# The levels of instruction sets in oneDNN 3. Each key is a value of dnnl_cpu_isa_t. The entry is the level's name in
-# ONEDNN_MAX_CPU_ISA, and the /proc/cpuinfo flags that the level adds. A key includes the bits of all levels that the
-# level contains.
+# The levels of instruction sets in oneDNN 3. Each key is a value of dnnl_cpu_isa_t, and includes the bits of all levels
+# that the level contains. The entry is the level's name in ONEDNN_MAX_CPU_ISA, and the /proc/cpuinfo flags that the
+# level adds.
 _LEVELS: dict[int, tuple[str, tuple[str, ...]]] = {
     0x1: ("SSE41", ("sse4_1",)),
     0x3: ("AVX", ("avx",)),
@@ -39,7 +39,7 @@ def native(cpuinfo: str) -> str:
     """
     found = re.search(r"^flags\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = set(found[1].split()) if found else set()
-    # The processor supports a level only if it also supports all levels that this level contains.
+    # The processor supports a level only if the processor also supports all levels that this level contains.
     has = {mask for mask, (_, added) in _LEVELS.items() if flags.issuperset(added)}
     return _widest(mask for mask in has if all(below in has for below in _LEVELS if below & mask == below))
 
@@ -62,7 +62,7 @@ def has_avx512(level: str) -> bool:
 
 
 def level_named(name: str) -> str | None:
-    """Return the level whose name is `name`, ignoring case, or None."""
+    """Return the level named `name`, ignoring case; None if there is none."""
     return name.upper() if name.upper() in _MASKS else None
 
 
@@ -76,7 +76,7 @@ def of_user(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def capped(environ: Mapping[str, str], cap: str | None) -> dict[str, str]:
-    """Return a copy of the environment that limits oneDNN to `cap`, or doesn't limit oneDNN if `cap` is None."""
+    """Return a copy of the environment that limits oneDNN to `cap`, or sets no limit if `cap` is None."""
     others = {name: value for name, value in environ.items() if name not in (VARIABLE, _FORMER)}
     return {**others, **({} if cap is None else {VARIABLE: cap})}
 

@@ -22,11 +22,11 @@ _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
 
 
 class MalformedError(ValueError):
-    """The data isn't JSON, or is JSON that this package rejects. The message says why."""
+    """The data isn't JSON, or is JSON that this package rejects. The message contains the reason."""
 
 
 class ProtocolError(Exception):
-    """The peer doesn't follow the protocol, or isn't the expected peer."""
+    """The peer violates the protocol, or isn't the expected peer."""
 
 
 def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool = False) -> Any:
@@ -36,10 +36,10 @@ def decode(data: bytes | str, limit: int, *, raw_bytes: bool = False, own: bool 
         data: a JSON document, as UTF-8 bytes or as str.
         limit: the largest accepted size of `data`, in bytes (for str: in characters).
         raw_bytes: whether to accept the characters U+DC80 to U+DCFF, which Python uses for invalid UTF-8 bytes in
-            strings of the operating system. Set it only for environments, commands and paths from a process of this
+            strings of the operating system. Set this only for environments, commands and paths from a process of this
             job.
         own: whether to accept everything that `json.dumps` writes: NaN, infinities, integers of more than 64 bits,
-            repeated keys, and up to 256 nested containers. Set it only for files that this package has written.
+            repeated keys, and up to 256 nested containers. Set this only for files that this package has written.
 
     Returns:
         A value that consists only of dict, list, str, int, float, bool and None. All strings can be encoded as UTF-8,

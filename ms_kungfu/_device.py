@@ -41,7 +41,7 @@ def _is_loaded(path: str) -> bool:
 
 def _paths(libraries: Iterable[Library]) -> str:
     # Libraries that the process has already loaded come first. MindSpore may have loaded a copy of the CUDA runtime,
-    # and a second copy would have a current device of its own.
+    # and a second copy would have its own current device.
     found = dict.fromkeys(path for library in libraries for path in candidates(library))
     return ":".join(sorted(found, key=lambda path: not _is_loaded(path)))
 
@@ -67,6 +67,6 @@ def open_device(target: str) -> None:
 def engine_in_use() -> str:
     """Return the name of the engine of the last collective between devices, e.g. ``NCCL 2.21.5``.
 
-    The text also contains the reason for using this engine.
+    The text also contains the reason for the choice of this engine.
     """
     return str(_core.device_engine())

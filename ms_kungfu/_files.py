@@ -29,13 +29,13 @@ def open_regular(
         flags: as in `os.open`.
         dir_fd: as in `os.open`.
         devices: whether to accept character devices, such as ``/dev/null``. For writing, the function then also accepts
-            symbolic links, and a FIFO that another process reads. Set it only for paths that the user has named.
+            symbolic links, and a FIFO that another process reads. Set this only for paths that the user has named.
 
     Returns:
         The descriptor. It is closed on exec, and the caller owns it.
 
     Raises:
-        OSError: if the file doesn't exist or isn't a regular file; `strerror` says which.
+        OSError: if the file doesn't exist or isn't a regular file; `strerror` names the reason.
     """
     writes = flags & os.O_ACCMODE != os.O_RDONLY
     wanted = flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY | (os.O_NOFOLLOW if writes and not devices else 0)
@@ -51,7 +51,7 @@ def open_regular(
         raise
     try:
         kind = stat.S_IFMT(os.fstat(fd).st_mode)
-        # With O_NONBLOCK, opening a FIFO for writing succeeds only if another process reads the FIFO.
+        # With O_NONBLOCK, opening a FIFO for writing succeeds only if another process is reading the FIFO.
         has_reader = kind == stat.S_IFIFO and flags & os.O_ACCMODE == os.O_WRONLY
         if kind != stat.S_IFREG and not (devices and (kind == stat.S_IFCHR or has_reader)):
             raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a regular file", name)
@@ -69,7 +69,7 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 
 
 def reading_error(error: BaseException | None) -> BaseException | None:
-    """Return the cause of `error` if the file couldn't be read but may be intact; None if its content is damaged.
+    """Return the cause of `error` if the file couldn't be read but may be intact; None if the content is damaged.
 
     MindSpore converts an OSError to a ValueError, so the function also looks at the causes of `error`.
     """
@@ -82,7 +82,7 @@ def lock_within(fd: int, limit_s: float) -> bool:
     """Lock an open file. If another process holds the lock, wait up to `limit_s` seconds.
 
     Return whether this process got the lock. The kernel releases the lock if the process is killed.
-    A process that hangs while it holds the lock delays every other process by at most `limit_s`.
+    A process that hangs with the lock delays every other process by at most `limit_s`.
 
     Raises:
         OSError: if the file system doesn't support such locks.

@@ -1,9 +1,9 @@
 """Parse command lines in the style of Go's flag package, which KungFu's users know. The parser is based on argparse.
 
 A flag begins with one or two dashes and is written ``-name value`` or ``-name=value``. A switch needs no value: ``-q``
-means ``-q=true``, and ``-q=false`` turns it off. The flags end at ``--`` or at the first word that isn't a flag, so the
-program to run keeps its own flags. Plain argparse reads ``-worker`` as ``-w orker``, and accepts abbreviations. This
-parser raises an error for an unknown flag, and suggests the most similar known flag.
+means ``-q=true``, and ``-q=false`` turns the switch off. The flags end at ``--`` or at the first word that isn't a
+flag, so the flags of the program to run aren't parsed. Plain argparse parses ``-worker`` as ``-w orker``, and accepts
+abbreviations. This parser raises an error for an unknown flag, and suggests the most similar known flag.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class FlagParser(argparse.ArgumentParser):
     ) -> None:  # fmt: skip
         """Add a flag. `more`: as in `add_argument`.
 
-        A flag of type `switch` needs no value. If the regular expression `optional` is given, the flag needs no value
-        either: the next word is the flag's value only if the word matches `optional`.
+        A flag of type `switch` needs no value. With the regular expression `optional`, the flag needs no value either:
+        the next word is the flag's value only if the word matches `optional`.
         """
         if optional:
             self._optional[name] = re.compile(optional)

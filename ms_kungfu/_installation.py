@@ -19,7 +19,7 @@ def _own() -> Distribution | None:
 def _source(own: Distribution) -> tuple[str, bool]:
     """Return the path or URL from which pip installed the package, and whether it is a folder.
 
-    The path is "" if pip installed the package from an index.
+    The first value is "" if pip installed the package from an index.
     """
     given = json.loads(own.read_text("direct_url.json") or "{}")
     url = given.get("url", "")
@@ -61,5 +61,5 @@ def damaged() -> list[str]:
 
 
 def _is_whole(path: Path, size: int | None) -> bool:
-    # Don't compare the size of Python files: a user may have edited them.
+    # Don't compare the size of Python files, because a user may have edited these files.
     return path.is_file() and (path.suffix != ".so" or size in (None, path.stat().st_size))

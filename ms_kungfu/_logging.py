@@ -1,6 +1,6 @@
 """Write the records of the logger ``ms_kungfu`` to stderr if a worker's program doesn't configure logging.
 
-By default Python hides INFO records, and ms_kungfu logs each resize, failure and checkpoint as INFO. Under
+By default Python hides INFO records, but ms_kungfu logs each resize, failure and checkpoint as INFO. Under
 ``kungfu-run``, records of level ``KUNGFU_LOG_LEVEL`` or higher are therefore written to stderr, with time and rank. If
 the program adds a handler to the root logger or to ``ms_kungfu``, the program's handlers and levels apply instead. The
 C++ runtime's messages are logged as warnings.
@@ -21,7 +21,7 @@ _FORMAT = "%(asctime)s ms_kungfu[%(rank)s] %(levelname)s: %(message)s"
 
 
 class _UntilTheProgramLogs(logging.Handler):
-    """Write records to stderr, until the program sets up logging. The next record then removes this handler."""
+    """Write records to stderr until the program sets up logging. The next record after that removes this handler."""
 
     def __init__(self, rank: Callable[[], int]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class _UntilTheProgramLogs(logging.Handler):
             if not os.environ.get(env.LOG_LEVEL.name):
                 _logger.setLevel(logging.NOTSET)
             return
-        # After this worker has left, another worker may have its rank.
+        # After this worker has left, its rank may belong to another worker.
         # (`test_worker_that_has_left_logs_with_its_last_rank`.)
         record.rank = f"{'was ' if membership.is_detached() else ''}rank {self._rank()}"
         # If stderr is closed or its disk is full, training must continue.

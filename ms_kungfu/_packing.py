@@ -1,4 +1,4 @@
-"""Encode arrays and plain objects as bytes. Pickle isn't used, so decoding received data can't run code."""
+"""Encode arrays and plain objects as bytes, without pickle, so that decoding received data can't run code."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(content: bytes) -> Any:
-    """Decode the result of `encode`. Tuples and sets have become lists. The decoded arrays are writable."""
+    """Decode the result of `encode`. Tuples and sets become lists. The decoded arrays are writable."""
     from msgspec import msgpack
 
     return msgpack.decode(content, ext_hook=_array)

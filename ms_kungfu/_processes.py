@@ -19,8 +19,8 @@ _GRACE_S = 10.0
 FORK_SERVER = "kungfu-forks"  # the name that ps and top show
 # This signal makes a worker write the Python stacks of its threads to stderr. Programs rarely use real-time signals.
 STACK_SIGNAL = signal.SIGRTMIN + 13
-# This signal notifies a worker that one of its `multiprocessing` children runs the worker's program from the beginning;
-# see membership/children.py.
+# This signal notifies a worker that one of its `multiprocessing` children is running the worker's program from the
+# beginning; see membership/children.py.
 UNGUARDED_SIGNAL = signal.SIGRTMIN + 14
 
 
@@ -51,8 +51,8 @@ def stat_of(pid: int | str) -> list[str]:
 def pin_threads(pid: int | str, cores: set[int]) -> bool:
     """Move the threads of process `pid` to `cores`.
 
-    Return whether a thread had to be moved. If so, call this function again, because that thread may have started other
-    threads before it was moved.
+    Return whether a thread had to be moved. In that case, call this function again, because that thread may have
+    started other threads before it was moved.
     """
     moved = False
     with contextlib.suppress(OSError):
@@ -116,14 +116,14 @@ def show_stacks_when_asked() -> None:
 def ask_for_stack(pid: int) -> bool:
     """Signal a worker to write its stacks, and return whether the signal was sent.
 
-    A worker that hasn't joined yet gets no signal: it has no handler, so the signal would end it. `pid` may be the
-    worker, or a script that has started the worker.
+    A worker that hasn't joined yet gets no signal, because it has no handler and the signal would end it. `pid` may be
+    the worker, or a script that has started the worker.
     """
     return any(send_handled(each, STACK_SIGNAL) for each in (pid, *descendants(pid)))
 
 
 def send_handled(pid: int, number: int) -> bool:
-    """Send signal `number` to a process, but only if the process has a handler for it. Return whether it was sent."""
+    """Send signal `number` to a process, but only if the process handles this signal. Return whether it was sent."""
     with contextlib.suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text()
         caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
@@ -158,8 +158,8 @@ def printing(program: str) -> Iterator[None]:
 def ended_by_signals() -> Iterator[None]:
     """Raise SystemExit in this block on SIGTERM or SIGHUP, so that `finally` clauses run. Ignore further signals.
 
-    The function has an effect only in the main thread, and only on signals that have their default action (nohup makes
-    a process ignore SIGHUP).
+    The function has an effect only in the main thread, and only on signals with their default action (nohup makes a
+    process ignore SIGHUP).
     """
     handled = []
     if threading.current_thread() is threading.main_thread():

@@ -15,7 +15,7 @@ def new_nonce() -> str:
 def proof_of(secret: bytes, role: str, called_nonce: str, callers_nonce: str) -> str:
     """Return the HMAC-SHA256 of the role and both nonces as hexadecimal digits.
 
-    Because the proof contains the sender's role, the receiver can't send it back as its own proof.
+    Because the proof contains the sender's role, the receiver can't return the same text as its own proof.
     """
     return hmac.new(secret, (role + called_nonce + callers_nonce).encode(), "sha256").hexdigest()
 

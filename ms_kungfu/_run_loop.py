@@ -20,7 +20,7 @@ class _Slices(selectors.DefaultSelector):
 
 
 class RunTimeLoop(asyncio.SelectorEventLoop):
-    """An asyncio event loop that doesn't count the time while the process is paused.
+    """An asyncio event loop that doesn't count times when the process was paused.
 
     After a pause, the loop first handles the events that arrived during the pause. A pending timer fires when its
     remaining time has passed.
@@ -40,7 +40,7 @@ class _Policy(asyncio.DefaultEventLoopPolicy):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Call `asyncio.run` so that it uses a RunTimeLoop.
+    """Call `asyncio.run` with a RunTimeLoop as its event loop.
 
     If another thread calls `asyncio.run` at the same time, that thread also gets a RunTimeLoop.
     """

@@ -2,15 +2,16 @@
 
 A job pauses, for example, because of SIGSTOP, a suspended Slurm step or a paused virtual machine. The system's clocks
 continue during a pause. With such a clock, a process that continues after a pause would find that its deadline has
-passed. But the process that it waits for was paused as well, and couldn't answer. `run_time` doesn't count such pauses.
+passed, although the process from which it expects an answer was paused as well. `run_time` doesn't count such pauses.
 
 1. A thread that waits for a deadline of `run_time` waits in slices: it reads `run_time` at least every `SLICE_S`.
-2. Suppose that a process reads `run_time` twice, more than `MOST_GAP_S` apart, and not in between. Then, between these
-   readings, either no thread waited for a deadline, or the process did not run. `run_time` counts only `MOST_GAP_S` of
-   the gap. The first case is harmless, because no deadline is pending. (`test_pause_counts_as_one_gap`.)
+2. Suppose that two consecutive readings of `run_time` in a process are more than `MOST_GAP_S` apart. Then, between
+   these readings, either no thread waited for a deadline, or the process did not run. `run_time` counts only
+   `MOST_GAP_S` of the gap. The first case is harmless, because no deadline is pending.
+   (`test_pause_counts_as_one_gap`.)
 3. So a pause of any length shortens the other process's time for its answer by at most `MOST_GAP_S`.
-4. Each wait still ends, because each reading counts the time since the previous reading, up to `MOST_GAP_S`. If a
-   machine has too few cores, deadlines get longer, never shorter.
+4. Each wait still ends, because each reading counts the time since the previous reading, up to `MOST_GAP_S`. On a
+   machine with too few cores, deadlines get longer, never shorter.
 
 While this process is paused, time continues for other hosts and for leases. `leader_snapshot.TimeToAsk` handles this.
 """
@@ -23,8 +24,8 @@ import time
 from typing import Callable
 
 SLICE_S = 0.5
-# This is longer than the delay that lost_hosts.Leases tolerates, so `Leases` still detects a pause that `run_time` has
-# shortened to this value.
+# This gap is longer than the delay that lost_hosts.Leases tolerates, so `Leases` still detects a pause that `run_time`
+# has shortened to this gap.
 MOST_GAP_S = 2.0
 
 
@@ -45,7 +46,7 @@ class RunClock:
             return now - self._paused
 
     def after_fork(self) -> None:
-        """Replace the lock in a forked child, because a thread that exists only in the parent may hold it."""
+        """Replace the lock in a forked child, because a thread that exists only in the parent may have acquired it."""
         self._lock = threading.Lock()
 
 

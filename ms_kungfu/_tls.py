@@ -2,7 +2,7 @@
 
 Both ends of a connection present a certificate that the CA has signed. The client also checks that the server's
 certificate was issued for the name or address to which the client has connected. The server doesn't check the client's
-name, because it doesn't know its clients' names.
+name, because servers don't know their clients' names.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Tls:
         return context
 
     def check(self, name: str = "") -> None:
-        """Check that this host can use its certificate as the server `name`, and as a client.
+        """Check that this host's certificate is usable by the server `name`, and by a client.
 
-        Raise ValueError if it can't.
+        Raise ValueError if it isn't.
         """
         caller, called = self.context(called=False), self.context(called=True)
         caller.check_hostname = bool(name)

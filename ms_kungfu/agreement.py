@@ -1,8 +1,8 @@
 """Exchange data among the living workers: gather a row from each worker, or send one worker's data to all workers.
 
-An all-gather returns zeros for a failed rank. So each row in this module contains a nonzero mark, which shows that its
-rank took part. If the sending rank fails, another rank sends instead. All survivors get the same rows and make the same
-attempts (docs/recovery.md), so they choose the same sender. All functions are collectives.
+An all-gather returns zeros for a failed rank. So each row in this module contains a nonzero mark, which shows that the
+row's rank took part. If the sending rank fails, another rank sends instead. All survivors receive the same rows and
+make the same attempts (docs/recovery.md), so they choose the same sender. All functions are collectives.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ def told_by_one(
     If the root fails, the remaining ranks repeat this with a new root.
 
     Args:
-        choose: returns the root for the given rows. It must be a pure function, and the same at every rank. Its
+        choose: returns the root for the given rows. It must be a pure function, the same at every rank. The function's
             exceptions are raised at every rank.
-        receive: a collective function that is called with the root and the rows. It raises PeerLostError, or a
-            MindSpore error that contains this name, if the root fails.
+        receive: a collective function that is called with the root and the rows. If the root fails, it raises
+            PeerLostError, or a MindSpore error that contains this name.
         telling: the root's activity, for the warning that is logged if the root fails. If empty, there is no warning.
 
     Returns:
@@ -101,7 +101,7 @@ def told_by_one(
             # If a kernel raises an exception, MindSpore raises a RuntimeError whose text begins with that class's name.
             if not isinstance(error, PeerLostError) and PeerLostError.__name__ not in str(error):
                 raise
-            # If not only the root but the whole communicator has failed, the next gathering raises PeerLostError.
+            # If the whole communicator has failed rather than only the root, the next gathering raises PeerLostError.
             if telling:
                 _log.warning('rank failed: rank=%d during="%s"', root, telling)
 
@@ -109,7 +109,7 @@ def told_by_one(
 def told_by_lowest(text: str, name: str) -> tuple[str, int]:
     """Return the text of the lowest living rank, and that rank.
 
-    If the text is empty, only its length is sent.
+    For an empty text, only the length is sent.
     """
 
     def receive(root: int, lengths: Mapping[int, Array]) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Print where the benchmarks are. They aren't part of the package and run in a checkout."""
+"""Print the location of the benchmarks, which aren't part of the package and run in a checkout."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A connection serves one request at a time. A message is a 4-byte big-endian length, followed by that many bytes of JSON.
 `launcher.wire.messages` defines a class for each message. Workers use unvalidated dictionaries instead, so that they
-needn't load msgspec. This is safe, because the broker proves its identity. Before the first request, both ends prove
-that they know the job's secret, and check that the other end has the same user ID.
+needn't load msgspec. Unvalidated messages are safe, because the broker proves its identity: before the first request,
+both ends prove that they know the job's secret, and check that the other end has the same user ID.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CROWDED_S = 60.0  # six times the broker's time limit for an unauthenticated cl
 
 @dataclass(frozen=True)
 class Granted:
-    """A slot in `cluster`, with descriptors that the caller owns.
+    """A slot in `cluster`, with descriptors that the caller must close.
 
     `fd` is the descriptor of the cluster version's shared-memory segment on this host. If the version has several
     hosts, `between_hosts` contains three more descriptors: the version's control block, the socket to this host's
@@ -70,9 +70,9 @@ class Stay:
 
 
 class BrokerClient:
-    """The worker's end of the protocol. It keeps its connection open from one request to the next.
+    """The worker's end of the protocol, which keeps its connection open from one request to the next.
 
-    So a cluster change, for which all workers wait, needs no new connection and no new handshake.
+    Therefore a cluster change, for which all workers wait, needs no new connection and no new handshake.
 
     Only one thread at a time may use the connection. A forked child opens its own connection. Other threads may call
     :meth:`report` at any time, because a report has no answer. :meth:`request_leave`, :meth:`fix_cores`, :meth:`expect`
@@ -109,9 +109,9 @@ class BrokerClient:
         """Request a slot. Wait up to `timeout` seconds for the answer; None means no limit.
 
         A member of cluster version `member_of` requests a slot in the agreed cluster version `version`. A joining
-        worker passes None for both. It thereby reports that it is ready, and the answer comes when a version that
-        contains the worker is committed. The broker answers `Stay` only to members. `step` is the training step, for
-        the launcher's log.
+        worker passes None for both, which also reports that it is ready. Its answer comes when a version that contains
+        the worker is committed. The broker answers `Stay` only to members. `step` is the training step, for the
+        launcher's log.
 
         Raises PeerLostError if the launcher has ended, CollectiveTimeoutError after `timeout`, and ResizeError if a
         member's request is rejected. Raises KungFuError if a joining worker's request is rejected, or if the other end
@@ -128,7 +128,7 @@ class BrokerClient:
         return answer
 
     def request_identity(self, standby: int) -> Granted | Detached:
-        """Report that standby `standby` is ready. Wait, without a time limit, until it gets its first slot."""
+        """Report that standby `standby` is ready. Wait, without a time limit, for the standby's first slot."""
         request = {"type": "standby_request", "number": standby, "software": _software()}
         answer = self._ask(request, f"standby {standby}", "its slot", None)
         if not isinstance(answer, (Granted, Detached)):
@@ -151,7 +151,7 @@ class BrokerClient:
             raise ResizeError(answer)
 
     def fix_cores(self, each: int, timeout: float) -> int:
-        """Make this host's launcher give each worker `each` cores from now on, at every cluster size.
+        """Make this host's launcher assign `each` cores to each worker from now on, at every cluster size.
 
         If an earlier call has already fixed another number, that number applies. Wait until this process has the fixed
         number of cores, and return the number. Return 0 if workers aren't pinned to cores.
@@ -200,7 +200,7 @@ class BrokerClient:
             return receive_with_fds(connection)
 
     def report(self, report: dict[str, Any]) -> None:
-        """Send a report. Drop it if there is no connection, or if the launcher has too many unread reports."""
+        """Send a report, or drop it if there is no connection or if the launcher has too many unread reports."""
         body = json.dumps(report).encode()
         if self._owner != os.getpid():
             return
@@ -236,7 +236,7 @@ class BrokerClient:
     def _ask(
         self, request: dict[str, Any], who: str, about: str, timeout: float | None
     ) -> Granted | Detached | Stay | str:
-        """Return the answer, or an error message. Keep the connection open if more requests may follow."""
+        """Return the answer, or an error message. If more requests may follow, keep the connection open."""
         kept = False
         try:
             with _explained(who, about, timeout):
@@ -257,13 +257,13 @@ class BrokerClient:
 
 
 class EndWatch:
-    """A connection on which the launcher announces the job's end. The launcher waits until the worker closes it."""
+    """A connection on which the launcher announces the job's end, and then waits until the worker closes it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def receive(self) -> int:
-        """Wait until the launcher announces the job's end. Return the signal for the end, or 0 after `hang_up`."""
+        """Wait until the launcher announces the job's end. Return the signal that ends it, or 0 after `hang_up`."""
         with contextlib.suppress(OSError, ProtocolError):
             return int(receive_with_fds(self._connection)[0].get("number", 0))
         return 0
@@ -340,15 +340,15 @@ def _answer_on(connection: Connection, timeout: float | None) -> tuple[dict[str,
 
 
 def _software() -> dict[str, str]:
-    """Return a joining worker's software versions. They must be the same in all workers of a job."""
+    """Return a joining worker's software versions, which must be the same in all workers of a job."""
     return {"ms_kungfu": VERSION, "mindspore": mindspore_version()}
 
 
 def descriptors_of(cluster: Cluster) -> int:
     """Return the number of descriptors that the broker sends when it assigns a slot in `cluster`.
 
-    One descriptor is for the segment. If the cluster has several hosts, there are three more: the control block, the
-    transport and the transport for models.
+    One descriptor is that of the segment. If the cluster has several hosts, there are three more: those of the control
+    block, the transport and the transport for models.
     """
     return 1 if len(cluster.hosts) == 1 else 4
 
@@ -356,8 +356,8 @@ def descriptors_of(cluster: Cluster) -> int:
 def _connected(address: str, secret: bytes, timeout: float | None) -> Connection:
     """Return a connection to the broker, after both ends have proved that they know the secret.
 
-    If the broker has too many unauthenticated clients, it delays a connection, or closes it before the proof. The
-    function then tries again. Only ECONNREFUSED means that the launcher has ended.
+    If the broker has too many unauthenticated clients, it delays a connection, or closes the connection before the
+    proof. The function then tries again. Only ECONNREFUSED means that the launcher has ended.
     """
     deadline = run_time() + (_CROWDED_S if timeout is None else min(timeout, _CROWDED_S))
     pause = 0.05
@@ -398,7 +398,7 @@ class Connection:
         self._deadline = None if timeout is None else run_time() + timeout
 
     def post(self, body: bytes) -> None:
-        """Send a message if this is possible without waiting. Otherwise drop the message.
+        """Send a message if this is possible without waiting. If it isn't, drop the message.
 
         If the kernel accepts only the beginning of the message, the rest is sent before the next message. This method
         doesn't change the socket's timeout, because another thread may be receiving.
@@ -508,7 +508,7 @@ def prove(connection: Connection, secret: bytes) -> None:
 
 
 def _heard(connection: Connection, kind: str) -> dict[str, Any]:
-    """Return the next message if its type is `kind`; otherwise raise ProtocolError."""
+    """Return the next message. Raise ProtocolError if its type isn't `kind`."""
     message, fds = receive_with_fds(connection)
     close_all(fds)
     if message["type"] != kind:

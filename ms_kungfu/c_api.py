@@ -23,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what.add_argument("--libs", action="store_true", help="flags that link the runtime that Python loads")
     asked = parser.parse_args(arguments)
     package = Path(_core.__file__).parent  # in an editable install, the Python files are in another folder
-    # Quote the flags for a shell, as pkg-config does. The output of --cmakedir is one word, which the caller quotes.
+    # Quote the flags for a shell, as pkg-config does. The output of --cmakedir is a single word, which the caller
+    # quotes.
     words = [f"-L{package}", "-lkungfu_runtime", f"-Wl,-rpath,{package}"]
     if asked.includes:
         words = [f"-I{package / 'include'}"]

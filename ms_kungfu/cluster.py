@@ -84,7 +84,8 @@ class Cluster:
     def _ranks(self) -> dict[PeerID, int]:
         """Return a dict from peer to rank.
 
-        The launcher looks up each worker's rank once a second. Searching the list each time would take quadratic time.
+        The launcher looks up each worker's rank once a second. If each look-up searched the list, this would take
+        quadratic time.
         """
         return {peer: rank for rank, peer in enumerate(self.workers)}
 
@@ -97,10 +98,10 @@ class Cluster:
     ) -> Cluster:
         """Return the next version with `size` workers. Workers in `without` leave first, then the highest ranks.
 
-        A joining worker is placed on a host with a free slot: on the host with the fewest workers, or, if `placement`
-        is "fill", on the first host. If several hosts have the fewest workers, the first of them is used. The worker
-        gets the lowest free port of its host. `slots` is the number of slots on each host; the default is the cluster's
-        own `slots`. Raise ValueError if the hosts have too few slots or ports.
+        A joining worker is placed on a host with a free slot: on the host with the fewest workers (the first of several
+        such hosts) or, if `placement` is "fill", on the first host. The worker gets the lowest free port of its host.
+        `slots` is the number of slots on each host; the default is the cluster's own `slots`. Raise ValueError if the
+        hosts have too few slots or ports.
         """
         if size < 1:
             raise ValueError(f"a cluster has at least 1 worker, got size {size}")
@@ -108,7 +109,7 @@ class Cluster:
         present = Counter(worker.host for worker in workers)
         slots = slots or self.slots
         hosts = list(slots or dict.fromkeys(worker.host for worker in self.workers))
-        # The ports of leaving workers are not assigned, because a leaving worker may still run.
+        # The ports of draining workers are not assigned, because a draining worker may still be running.
         taken = {*self.workers}
         while len(workers) < size:
             if slots is not None and size > sum(slots.values()):

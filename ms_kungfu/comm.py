@@ -8,7 +8,7 @@ released during an operation.
 
 The input can be anything that ``np.asarray`` accepts: arrays of any layout, numbers, lists,
 MindSpore tensors. A masked array is rejected, because its mask would be lost. `out` must be a
-C-contiguous array. It is either the input itself or an array that doesn't overlap the input.
+C-contiguous array: either the input itself or an array that doesn't overlap the input.
 
 Reductions accept int8 to int64, uint8 to uint64, float16, float32, float64, and bfloat16 from
 ``ml_dtypes``. Operations that only move data (broadcast, all_gather, save) accept every dtype that
@@ -17,14 +17,14 @@ contains no Python objects.
 Results are bitwise identical on every rank and in every run. 16-bit floats are summed in float32.
 Sums and products of integers have the input's dtype and wrap around, like ``a + b`` of NumPy
 arrays. For example, 200 + 100 in uint8 is 44. (``np.sum`` uses a wider dtype. If you need a wider
-dtype, convert the array before the call.) A mean of integers doesn't overflow. It truncates towards
-zero, unlike ``np.mean``, which returns a float.
+dtype, convert the array before the call.) A mean of integers doesn't overflow, and truncates
+towards zero, unlike ``np.mean``, which returns a float.
 
-If a collective waits in Python's main thread, Ctrl-C ends it, and so does any other signal whose
-handler raises an exception. The collective ends within 20 ms. Afterwards, this process can't
-communicate with its cluster, and its later calls raise CollectiveAbortedError. The other workers'
-calls raise CollectiveAbortedError too. With ``-recover``, the other workers continue as soon as
-this process has ended.
+If a collective waits in Python's main thread, Ctrl-C, or any other signal whose handler raises an
+exception, ends the collective within 20 ms. Afterwards, this process can't communicate with its
+cluster, and its later calls raise CollectiveAbortedError. The other workers' calls raise
+CollectiveAbortedError too. With ``-recover``, the other workers continue as soon as this process
+has ended.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def all_reduce(array: ArrayLike, op: str = "sum", name: str = "unnamed", out: Ar
 
 
 class AllReduce:
-    """An all-reduce that is checked once and runs many times.
+    """An all-reduce whose arguments are checked once and that runs many times.
 
     An `AllReduce` is like a persistent request in MPI. Create ``operation = AllReduce(array, result,
     name="loss")`` once, then call ``operation()`` in each step. A call takes a few microseconds less
@@ -153,7 +153,7 @@ class Handle:
 
     Args:
         name: the name of the operation.
-        ticket: the number that the runtime has given to the operation. It is valid for one wait.
+        ticket: the number that the runtime has assigned to the operation, valid for one wait.
         output: the array to which the result is written.
     """
 
@@ -191,8 +191,8 @@ _started: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary
 def all_reduce_async(array: ArrayLike, op: str = "sum", name: str | None = None) -> Handle:
     """Start an all-reduce in the background.
 
-    The call returns immediately. Operations begin in the order in which this rank starts them. All
-    ranks must start them in the same order. One background thread runs the operations, concurrently
+    The call returns immediately. Operations begin in the order in which this rank starts them,
+    which must be the same on all ranks. One background thread runs the operations, concurrently
     with the caller's other collectives. Every rank must wait for each operation before the cluster
     changes (in `step_end` or `resize`). During a wait, Ctrl-C takes effect only when the wait ends.
 
@@ -201,9 +201,9 @@ def all_reduce_async(array: ArrayLike, op: str = "sum", name: str | None = None)
             so the caller may modify `array` afterwards.
         op: as in :func:`all_reduce`.
         name: the name that matches this rank's call with the other ranks' calls. By default, the
-            operation gets the first unused name of ``unnamed 1``, ``unnamed 2`` and so on. Any number
-            of operations may run at the same time if all ranks start them and wait for them in the same
-            order.
+            operation gets the first unused name of ``unnamed 1``, ``unnamed 2`` and so on. Any
+            number of operations may run at the same time if all ranks start and await these
+            operations in the same order.
 
     Returns:
         A handle, whose ``wait()`` returns the result.
@@ -275,7 +275,7 @@ def all_gather(array: ArrayLike, name: str = "unnamed", uneven: bool = False) ->
     `ms_kungfu.agreement.gather_living` to find out which ranks took part.
 
     With `uneven`, the entry of a failed rank has length 0. The ranks first exchange the lengths of
-    their entries. Each rank then pads its entry to the length of the longest entry and sends it.
+    their entries. Each rank then sends its entry, padded to the length of the longest entry.
 
     Args:
         array: this rank's input, of the same shape and dtype on every rank.
@@ -358,8 +358,8 @@ MAX_OBJECT_BYTES = 16 << 20
 def all_gather_object(value: Any, name: str = "unnamed") -> list[Any]:
     """Collect one object from each rank, in rank order.
 
-    An object is None, a number, a string, bytes, a NumPy array, or a list or dict of objects. It is
-    sent as msgpack, never as a pickle, so no rank can run code on another rank.
+    An object is None, a number, a string, bytes, a NumPy array, or a list or dict of objects.
+    Objects are sent as msgpack, never as pickles, so no rank can run code on another rank.
 
     Args:
         value: this rank's object, of at most 16 MiB as msgpack. A tuple or set arrives as a list. A
@@ -383,8 +383,8 @@ def all_gather_object(value: Any, name: str = "unnamed") -> list[Any]:
 def reduce_scatter(array: ArrayLike, op: str = "sum", name: str = "unnamed") -> Array:
     """Reduce an array over all ranks, and return this rank's part of the result.
 
-    If a rank has failed, its input isn't in any part, and a mean is taken over the ranks that took
-    part. No survivor receives the failed rank's part of the result, so that part is missing.
+    A failed rank's input isn't in any part, and a mean is taken over the ranks that took part. No
+    survivor receives the failed rank's part of the result, so that part is missing.
 
     Args:
         array: this rank's input, of the same shape and dtype on every rank. The length of its first
@@ -425,7 +425,7 @@ class Saved(NamedTuple):
     value: Array
     """The array, with the shape and dtype with which it was saved."""
     version: int
-    """How often the rank has saved an array under this name, starting at 1."""
+    """The number of times that the rank has saved an array under this name, starting at 1."""
 
 
 def save(name: str, array: ArrayLike) -> int:
@@ -457,9 +457,9 @@ def request(rank: int, name: str) -> Saved | None:
     """Return a copy of the array that a rank has most recently saved under a name.
 
     This call isn't a collective, and it doesn't interrupt the other worker. The copy is always
-    consistent, even if that worker saves again or fails during the call. A later request to the same
-    worker never returns an older version. If the worker is on another host, the copy is sent over the
-    network. If that host is lost during the call, the function treats the worker as ended.
+    consistent, even if that worker saves again or fails during the call. A later request to the
+    same worker never returns an older version. If the worker is on another host, the copy is sent
+    over the network. If that host is lost during the call, the worker counts as ended.
 
     Args:
         rank: the rank that saved the array.

@@ -25,8 +25,8 @@ class CollectiveMismatchError(KungFuError, ValueError):
 class PeerLostError(KungFuError):
     """A peer that the operation requires has failed or left.
 
-    Later operations of the communicator usually fail, too. There is one exception: if the root of a
-    broadcast has failed, every other rank raises this error, but can continue to use the communicator.
+    Later operations of the communicator usually fail, too. The exception is a broadcast whose root
+    has failed: every other rank raises this error, but can continue to use the communicator.
     """
 
 
@@ -58,8 +58,8 @@ class ResizeError(KungFuError):
 class DivergenceError(KungFuError):
     """A value that must be equal on all workers differs.
 
-    Every rank raises this error. The message says what differs and at which ranks. It also gives the
-    values if they are numbers.
+    Every rank raises this error. The message names what differs and the ranks, and contains the
+    values if these are numbers.
     """
 
 

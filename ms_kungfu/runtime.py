@@ -2,7 +2,7 @@
 
 ``kungfu-run`` starts a process with environment variables that describe its cluster. Without these
 variables, the process is a cluster of one, in which every call works without communication. The
-process joins its cluster when it calls :func:`init` or another function that needs the cluster. It
+process joins its cluster when it calls :func:`init` or another function that needs the cluster, and
 leaves when it ends or calls :func:`finalize`.
 """
 
@@ -27,16 +27,16 @@ def init(device: str | None = None) -> None:
 
     The first call is a collective. Further calls do nothing.
 
-    If the process was started for a running job, `init` doesn't wait for the cluster. The process joins
-    when it begins to train (``ElasticTraining``, ``KungFuElasticCallback``), or at its first
-    collective. So the other workers continue training while the new process imports modules and
-    compiles. Until the process has joined, its rank and size are provisional: they are the values with
+    If the process was started for a running job, `init` doesn't wait for the cluster. The process
+    joins when it begins to train (``ElasticTraining``, ``KungFuElasticCallback``), or at its first
+    collective. So the other workers continue training while the new process is importing modules
+    and compiling. Until the process has joined, its rank and size are provisional: the values with
     which it was started.
 
     Args:
         device: MindSpore's name of the device: ``"CPU"``, ``"GPU"`` or ``"Ascend"``. For GPU and
-            Ascend, `init` opens the vendor's libraries, which are otherwise opened with the first
-            primitive.
+            Ascend, `init` opens the vendor's libraries. Without `device`, the first primitive opens
+            them.
 
     Raises:
         ValueError: if the device is unknown, or if an environment variable has an invalid value.
@@ -66,16 +66,16 @@ def init(device: str | None = None) -> None:
                     membership.report_program_end(member)
         member.core.set_delay_for_tests(member.get(env.TEST_COMM_DELAY_MS))
         # Don't leave the cluster when the process exits. If a failing process left, it would notify the other workers
-        # before the launcher knows its exit code. The other workers would then fail first, and the launcher would
-        # report them as the cause. The launcher itself detects within milliseconds that a process has ended.
+        # before the launcher knows its exit code. Those workers would then fail first, and the launcher would report
+        # their failures as the cause. The launcher itself detects within milliseconds that a process has ended.
         member.begun = True
 
 
 def finalize(device: str | None = None) -> None:
     """Leave the cluster.
 
-    Workers that still wait for this process immediately raise ``PeerLostError``. Further calls do
-    nothing.
+    Workers that are still waiting for this process immediately raise ``PeerLostError``. Further
+    calls do nothing.
 
     Args:
         device: ignored. Programs for older versions pass it.
@@ -96,10 +96,10 @@ def finalize(device: str | None = None) -> None:
 class KungFuContext:
     """Join the cluster for a block, ``with KungFuContext(device="CPU"):``, and leave it afterwards.
 
-    If an exception ends the block, the process doesn't leave the cluster: it is about to fail, and the
-    launcher logs the failure. If the job has ``-recover``, the other workers continue without the
-    failed process. If the process left the cluster instead, workers that wait for it would raise an
-    error.
+    If an exception ends the block, the process doesn't leave the cluster, because it is about to
+    fail, and the launcher logs the failure. With ``-recover``, the other workers continue without
+    the failed process. If the process left the cluster instead, workers that are waiting for it
+    would raise an error.
 
     Args:
         device: as in :func:`init`.
@@ -125,7 +125,7 @@ def using_kungfu() -> bool:
 
 
 def _begin_to_ask() -> None:
-    """Call `init`, except in a `multiprocessing` child of a worker, which would take the worker's slot."""
+    """Call `init`, except in a worker's `multiprocessing` child, for which `init` would take the worker's slot."""
     member = membership.current()
     if member.begun or not (using_kungfu() and may_take_a_slot(member)):
         init()
@@ -163,7 +163,7 @@ def current_local_size() -> int:
 
 
 def cluster_version() -> int:
-    """Return the present cluster version.
+    """Return the current cluster version.
 
     The version increases with every change of membership.
     """
@@ -193,8 +193,8 @@ def detached() -> bool:
 def keep_waiting() -> Iterator[None]:
     """Make the other workers wait during a ``with`` block, without a time limit.
 
-    ``with keep_waiting(): evaluate()`` is for work that only this worker does. During the block, the
-    other workers reach their next collective. Normally, that collective would time out after
+    ``with keep_waiting(): evaluate()`` is for work that only this worker does. During the block,
+    the other workers wait in their next collective. Normally, that collective would time out after
     ``KUNGFU_COLLECTIVE_TIMEOUT``. With this block, the timeout starts when the outermost
     ``keep_waiting`` block ends.
 
@@ -225,12 +225,12 @@ def run_barrier() -> None:
     """Wait until every living rank has called this function.
 
     If this worker was started for a running job and hasn't joined, the call returns immediately.
-    Programs use a barrier before training ("rank 0 downloads, the others wait"), and the cluster's
-    members have already passed it.
+    The reason is that programs use a barrier before training ("rank 0 downloads, the others wait"),
+    which the cluster's members have already passed.
 
-    The worker joins when it begins to train, or at its first collective that moves data. From then on,
-    it waits in a barrier like any other worker. But if the members are in a later training call, it
-    waits only after it has reached that call.
+    The worker joins when it begins to train, or at its first collective that moves data. From then
+    on, it waits in a barrier like any other worker. But if the members are in a later training
+    call, it waits only after reaching that call.
     """
     init()
     if not membership.is_deferred() and not membership.is_catching_up():
@@ -246,15 +246,15 @@ def resize(size: int) -> tuple[bool, bool]:
         size: the number of ranks, at least 1.
 
     Returns:
-        Two booleans, ``(changed, detached)``. The first says whether the membership has changed, the
-        second whether this process is no longer part of the cluster. If `size` is the present size, the
-        result is ``(False, False)``, and no config server is needed.
+        Two booleans, ``(changed, detached)``: whether the membership has changed, and whether this
+        process is no longer part of the cluster. If `size` is the current size, the result is
+        ``(False, False)``, and no config server is needed.
 
     Raises:
         ValueError: if `size` is below 1.
         CollectiveMismatchError: if the ranks request different sizes.
-        CollectiveTimeoutError: if not all ranks call this function. Ranks that continue training
-            instead also wait until this timeout.
+        CollectiveTimeoutError: if not all ranks call this function. Ranks that instead continue
+            training also wait until this timeout.
         ResizeError: if the change isn't possible. The cluster doesn't change.
     """
     init()
@@ -265,9 +265,8 @@ def resize(size: int) -> tuple[bool, bool]:
 def propose_new_size(size: int) -> None:
     """Request an asynchronous resize to `size` workers.
 
-    Training continues, and the cluster changes a few steps later, as with ``kungfu-run resize``. This
-    function isn't a collective: any worker may call it. If there are several requests, the last request
-    applies.
+    Training continues, and the cluster changes a few steps later, as with ``kungfu-run resize``.
+    This function isn't a collective: any worker may call it. The last of several requests applies.
 
     Args:
         size: the number of workers, at least 1.
@@ -289,7 +288,7 @@ def last_error() -> Exception | None:
     exception's name. This function returns the original exception.
 
     Returns:
-        The typed exception, or ``None`` if there was no failure.
+        The original exception, or ``None`` if there was no failure.
     """
     text = membership.current().core.last_error()
     return errors.from_message(text) if text else None

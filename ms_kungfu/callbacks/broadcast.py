@@ -17,8 +17,8 @@ def sync_net_parameters(net: Any, root: int = 0) -> None:
     """Copy the root rank's Parameters into every worker's Parameters, in place.
 
     All workers must call the function. A second call changes nothing. If the other workers use
-    `KungFuElasticCallback` or `ElasticTraining`, the function returns at once on a joining worker,
-    which receives the whole training state later.
+    `KungFuElasticCallback` or `ElasticTraining`, the function returns immediately on a joining
+    worker, which receives the whole training state later.
 
     Args:
         net: a cell, an optimizer or a list of Parameters.
@@ -57,8 +57,8 @@ class BroadcastCallback(Callback):
             run_context: the context that MindSpore passes.
         """
         params = run_context.original_args()
-        # A worker whose join is deferred joins in the elastic callback, as soon as it is ready to train, and receives
-        # all state there.
+        # A worker whose join is deferred joins in the elastic callback, as soon as it is ready to train, and then
+        # receives all state.
         joins_later = membership.is_deferred() and any(
             isinstance(c, KungFuElasticCallback) for c in params.list_callback
         )

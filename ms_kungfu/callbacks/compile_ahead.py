@@ -1,17 +1,17 @@
 """Before the cluster changes, compile the training step for the batch shapes that are needed after the change.
 
-In GRAPH mode, MindSpore compiles the step for each batch shape. Without shards, the number of samples that a worker
-trains per step changes with the cluster's size. All workers would then wait for the compilation. So a worker compiles
-the step for these numbers of samples, after its first step or before it joins:
+In GRAPH mode, MindSpore compiles the step for each batch shape. Without shards, a worker's number of samples per step
+changes with the cluster's size, and all workers would wait for the compilation. So a worker compiles the step for these
+numbers of samples, after its first step or before it joins:
 
 - Its numbers of samples at each size in the schedule. Training needs these graphs in any case, so compiling them early
   only moves the time from the cluster changes to the start.
 - Its numbers of samples after another worker has failed, including those in the last steps of an epoch. The process
-  compiles for failures as long as these compilations together take less than ``KUNGFU_COMPILE_AHEAD`` seconds. For a
-  large network they take longer, and perhaps no worker ever fails.
+  compiles for failures only while these compilations take less than ``KUNGFU_COMPILE_AHEAD`` seconds in total, because
+  compiling a large network takes long and perhaps no worker ever fails.
 
-Each worker chooses its shapes independently. If a shape hasn't been compiled before a change, the worker compiles for
-it at the change.
+Each worker chooses its shapes independently. If it hasn't compiled for a shape before a change, it compiles for that
+shape at the change.
 """
 
 from __future__ import annotations

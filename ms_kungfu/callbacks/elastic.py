@@ -50,11 +50,13 @@ class KungFuElasticCallback(Callback):
     Args:
         schedule, wait, components, lr_rule, averaged: see `ElasticTraining`.
         checkpoint_dir, checkpoint_every, keep_checkpoints, resume: see `ElasticTraining`.
-        global_batch_size: the number of samples in a step, over all workers, at any cluster size. It
-            replaces the global batch size of the training dataset, which must be an `ElasticDataset`.
+        global_batch_size: the number of samples in a step, over all workers, at any cluster size.
+            This number replaces the global batch size of the training dataset, which must be an
+            `ElasticDataset`.
         policy: one `Policy` or several (docs/policies.md).
         monitor: a `Monitor` that measures the steps (docs/monitoring.md).
-        evict: a function that evicts workers for a policy. By default the launcher evicts them.
+        evict: a function that evicts workers for a policy. By default the launcher evicts these
+            workers.
         asynchronous: see `ElasticTraining`. With None, the optimizer determines whether training is
             asynchronous.
 
@@ -107,8 +109,8 @@ class KungFuElasticCallback(Callback):
         """The `ElasticTraining` of this callback; None before training begins."""
 
     def __enter__(self) -> KungFuElasticCallback:
-        # A callback has no hook that could replace the evaluation after an epoch. So the model's methods are replaced
-        # while `Model.train` runs.
+        # No hook of a callback could replace the evaluation after an epoch. So the model's methods are replaced while
+        # `Model.train` runs.
         model, call = _calling()
         trains = call == "_train"
         evaluate = evaluation.alone if trains else partial(evaluation.together, self.training)
@@ -286,7 +288,7 @@ class KungFuElasticCallback(Callback):
         if assignment != self._assignment:
             self._assignment = assignment
             _tell_steps_of_epoch(params, self._steps)
-        # With an ordinary dataset, a joining worker doesn't know at which step the other workers' epoch ends. So the
+        # With an ordinary dataset, a joining worker doesn't know at which step the other workers' epoch ends. So this
         # worker stops after step `_last_step`.
         if training.should_stop or (not is_elastic and training.step >= self._last_step):
             RunContext.request_stop(run_context)
@@ -303,7 +305,7 @@ class KungFuElasticCallback(Callback):
         # With an ordinary dataset, epochs end at the same step on all workers only if this callback has replaced the
         # model's methods.
         self._epoch_ended = _trains_elastic_data(run_context) or bool(self._bound)
-        # On a joining worker, Model.train counts epochs from the moment at which this worker joined.
+        # On a worker that has joined, Model.train counts epochs from the time of the join.
         if training.should_stop or training.epoch >= run_context.original_args().epoch_num:
             RunContext.request_stop(run_context)
 
@@ -323,7 +325,7 @@ class KungFuElasticCallback(Callback):
     def _exec_preprocess(self, model: Any, is_train: bool, dataset: Any, *arguments: Any, **options: Any) -> Any:
         """Return the iterator over the training data, and the network.
 
-        With an ordinary dataset, the iterator gives each epoch the same number of steps on all workers.
+        With an ordinary dataset, the iterator yields the same number of steps per epoch on all workers.
         """
         if is_train and isinstance(dataset, ElasticDataset):
             self._set_batch_size(dataset)
@@ -342,7 +344,7 @@ class KungFuElasticCallback(Callback):
             Model._eval_during_train(model, valid_infos, params, callbacks)
 
     def _steps_left(self) -> int | None:
-        """Return how many steps are left in the current epoch of an ordinary dataset; None in asynchronous training."""
+        """Return the number of steps left in an ordinary dataset's current epoch; None in asynchronous training."""
         training = self.training
         if training is None or training.asynchronous:
             return None
@@ -365,8 +367,8 @@ class KungFuElasticCallback(Callback):
                 RunContext.request_stop(run_context)
             return bool(RunContext.get_stop_requested(run_context))
 
-        # Replace these methods in a cluster of one worker, too. Otherwise, a worker that joins in this step would
-        # continue alone.
+        # Replace these methods in a cluster of one worker, too; if not, a worker that joins in this step would continue
+        # alone.
         run_context.request_stop, run_context.get_stop_requested = training.request_stop, get_stop_requested
 
     def _capture(self) -> dict[str, Any]:
@@ -380,8 +382,8 @@ class KungFuElasticCallback(Callback):
             return
         self._last_step, self._steps = captured["last_step"], captured["steps"]
         Others.received, Others.resumed = captured["callbacks"], not membership.is_joining()
-        # A joining worker doesn't need these outputs: at the epoch's end, it receives them from a worker that ran the
-        # epoch's last step.
+        # A joining worker doesn't need these outputs, because a worker that ran the epoch's last step sends them at the
+        # epoch's end.
         self._outputs.kept = captured.get("outputs") if Others.resumed else None
 
 
@@ -390,7 +392,7 @@ def _trains_elastic_data(run_context: Any) -> bool:
 
 
 def _refuse_ordinary(kind: str, global_batch_size: int | None, resume: bool) -> None:
-    """Raise ValueError if a given option requires an `ElasticDataset` instead of an ordinary dataset of type `kind`."""
+    """Raise ValueError if an option requires an `ElasticDataset` rather than an ordinary dataset of type `kind`."""
     for option, is_given in {"global_batch_size": global_batch_size is not None, "resume": resume}.items():
         if is_given:
             raise ValueError(f"{option} requires an ElasticDataset, but train_dataset is a {kind}")

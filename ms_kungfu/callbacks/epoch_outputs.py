@@ -28,7 +28,7 @@ class EpochOutputs:
     def keep(self, training: ElasticTraining, params: Any) -> None:
         """Keep the outputs of an epoch's last step. All workers call this before a checkpoint after that step.
 
-        A worker that resumes from the checkpoint runs no step of the epoch, but its callbacks need the outputs.
+        A worker that resumes from that checkpoint runs no step of the epoch, but its callbacks need the outputs.
         """
         self.kept, data = None, params.train_dataset
         if training.asynchronous or not isinstance(data, ElasticDataset) or data.steps < data.get_dataset_size():
@@ -36,8 +36,8 @@ class EpochOutputs:
         own = params.get("net_outputs")
         agree_on_outputs(params, batch_rows(params))
         agreed, params.net_outputs = params.get("net_outputs"), own  # other callbacks of this step use `own`
-        # Some outputs can't be packed, for example sparse tensors. A worker that resumes here then skips the epoch's
-        # end.
+        # Some outputs can't be packed, for example sparse tensors. A worker that resumes here then skips the end of the
+        # epoch.
         with suppress(TypeError):
             self.kept = pack(agreed)
 
@@ -57,9 +57,10 @@ class EpochOutputs:
 def agree_on_outputs(params: Any, rows: int) -> None:
     """Make `net_outputs` the same on all workers. All workers must call this after the last step of an epoch.
 
-    The loss is the only or the first output, and has one element. It becomes the mean over the workers, weighted by the
-    number of samples in each worker's last batch. A worker that joined after the epoch's last step receives all outputs
-    of the lowest rank that ran this step. If all ranks that ran the step have failed, such a worker has no outputs.
+    The loss is the only or the first output, and has one element. Its new value is the mean over the workers, weighted
+    by the number of samples in each worker's last batch. A worker that joined after the epoch's last step receives all
+    outputs of the lowest rank that ran this step. If all ranks that ran the step have failed, such a worker has no
+    outputs.
     """
     outputs = params.get("net_outputs")
     first = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs

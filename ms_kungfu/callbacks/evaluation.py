@@ -2,9 +2,9 @@
 
 Each worker evaluates a part of the batches, and the workers exchange the network's outputs. Then each worker updates
 its metrics with the outputs of all batches, in the same order. So each built-in or custom metric works unchanged, and
-its result is the same as with one worker, bit for bit. There is one exception. The mean loss of a batch that is
-partitioned (kind `dealt`) is computed from the losses of the parts, so its rounding differs. Before the evaluation, the
-network's moving statistics are averaged over the workers.
+its result is bit for bit the same as with one worker. One exception: the mean loss of a partitioned batch (kind
+`dealt`) is computed from the losses of the parts, so its rounding differs. Before the evaluation, the network's moving
+statistics are averaged over the workers.
 
 An evaluation has one of four kinds, depending on the data:
 
@@ -16,8 +16,8 @@ An evaluation has one of four kinds, depending on the data:
 - `told`: the workers' batches differ for another reason (e.g. each worker shuffles independently), or their models
   differ by design. The lowest living rank evaluates its batches alone, and sends the result to the other ranks.
 
-A worker waits for at most one batch of another worker at a time, so a long evaluation doesn't exceed the collective
-timeout. If a worker fails, the effect depends on the kind:
+A worker waits for at most one batch of another worker at a time, so that a long evaluation doesn't exceed the
+collective timeout. If a worker fails, the effect depends on the kind:
 
 - `shared` and `dealt`: another worker evaluates the failed worker's part.
 - `joined`: the metrics lack the failed worker's batches, and are the same on all survivors.
@@ -70,8 +70,8 @@ def together(
     # of the mean.
     is_alone = runtime.detached() or membership.is_joining() or is_behind()
     if is_alone or (training is not None and training.asynchronous):
-        # A worker that is behind the others also evaluates alone. The others wait for it at their next step or sync
-        # point.
+        # A worker that is behind the other workers also evaluates alone. The others wait for it at their next step or
+        # sync point.
         return alone(model, dataset, callbacks, params, add_eval_loss)
     averaged = inventory.moving_statistics([model._network]) if training is None else training.averaged
     with _off_record(dataset), membership.doing("evaluation"):
@@ -125,7 +125,7 @@ class Evaluation:
         return metrics
 
     def _choose(self) -> tuple[str, int]:
-        """Choose the kind of evaluation, and the rank that evaluates if the kind is `told`. All workers call this."""
+        """Choose the kind of evaluation, and for the kind `told` the rank that evaluates. All workers call this."""
         dealt = isinstance(self._dataset, ElasticDataset)
         if dealt and self._dataset.shards is not None:
             raise KungFuError(
@@ -190,7 +190,8 @@ class Evaluation:
         present = set(range(runtime.current_cluster_size()))
         while True:
             element = next(batches, None)
-            # If a batch has fewer samples than there are workers, some workers receive a sample that doesn't count.
+            # If a batch has fewer samples than the cluster has workers, some workers receive a sample that doesn't
+            # count.
             counts = element is not None and not (kind == _DEALT and self._dataset.weight == 0)
             told = gather(
                 {

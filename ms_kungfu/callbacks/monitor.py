@@ -18,8 +18,8 @@ class MonitorCallback(Callback):
     a `KungFuElasticCallback`, pass the monitor to that callback instead.
 
     Args:
-        monitor: the monitor to use. By default it is the optimizer's monitor, if the optimizer has one
-            (`MonitorGradientNoiseScaleOptimizer`), or a new monitor.
+        monitor: the monitor to use. The default is the optimizer's monitor
+            (`MonitorGradientNoiseScaleOptimizer`), or a new monitor if the optimizer has none.
         options: the arguments of a new `Monitor`.
 
     Raises:

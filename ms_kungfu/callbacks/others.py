@@ -4,11 +4,10 @@ The rules are as follows. docs/elastic-training.md shows them as a table.
 
 - Only the lowest living rank writes the files of MindSpore's own callbacks (:data:`WRITERS`). If that rank fails or
   leaves, the next rank continues from the same state.
-- A file of an earlier run is loaded before the state transfer. The state transfer then sends the content to all
-  workers, because perhaps only one worker has the file.
-- All other callbacks run on every worker. `EarlyStopping` and `ReduceLROnPlateau` make a decision at the end of an
-  epoch. They get the same numbers on each worker (`ms_kungfu.callbacks.evaluation`,
-  `ms_kungfu.callbacks.epoch_outputs`).
+- A file of an earlier run is loaded before the state transfer, which then sends the file's content to all workers,
+  because perhaps only one worker has the file.
+- All other callbacks run on every worker. `EarlyStopping` and `ReduceLROnPlateau`, which make a decision at the end of
+  an epoch, get the same numbers on each worker (`ms_kungfu.callbacks.evaluation`, `ms_kungfu.callbacks.epoch_outputs`).
 - If `ms_kungfu.replay` runs the program again, no worker writes files, so that the files of the first run stay
   unchanged.
 - While a hook of a callback runs, the live page shows that this rank is in a callback.
@@ -16,14 +15,14 @@ The rules are as follows. docs/elastic-training.md shows them as a table.
   this worker the epoch isn't over, and there is no evaluation. Such a worker doesn't call `on_train_end` of MindSpore's
   callbacks either.
 - A worker that ran no step of the epoch doesn't call `on_train_epoch_end` if the outputs of the epoch's last step are
-  unknown. They are unknown if all workers that ran this step have failed, or if an older version of ms_kungfu has
-  written the checkpoint.
+  unknown. The outputs are unknown if all workers that ran this step have failed, or if an older version of ms_kungfu
+  wrote the checkpoint.
 
 A joining worker receives the state of the callbacks. The state of a MindSpore callback consists of all attributes that
 are data. The state of a callback in the program is the result of ``state_dict()``, which the joining worker passes to
 ``load_state_dict(state)``.
 
-A job that resumes from a checkpoint may run another program. So it receives only those attributes of MindSpore's
+A job that resumes from a checkpoint may run another program. So the job receives only those attributes of MindSpore's
 callbacks that have changed since the callbacks were first used. The arguments that the new program has passed to the
 callbacks, such as a folder or a patience, stay unchanged.
 """
@@ -182,7 +181,7 @@ class Others:
         replace_attribute(self._hooked, callback, hook, wrapper(callback, getattr(callback, hook)))
 
     def _then_restore(self, key: str) -> Callable[[Any, Hook], Hook]:
-        """Make a callback's `on_train_begin` end by restoring the received state.
+        """Wrap a callback's `on_train_begin`, so that it restores the received state at its end.
 
         A callback that follows the elastic callback runs `on_train_begin` after this worker has received the state.
         Without the wrapper, `on_train_begin` would reset this state.
@@ -230,7 +229,7 @@ class Others:
             _restore(self._callbacks[key], found)
 
     def warn_of_what_is_not_carried(self) -> None:
-        """Log a warning after a worker has joined, if callbacks in the program have changed but aren't transferred."""
+        """Log a warning if a worker has joined and the program's callbacks have changed but aren't transferred."""
         changed = {
             key.split("/")[0]: sorted(n for n, trace in _trace(self._callbacks[key]).items() if was.get(n) != trace)
             for key, was in self._traces.items()
@@ -256,7 +255,7 @@ def replace_attribute(stack: ExitStack, owner: Any, name: str, value: Any) -> No
 
 
 def is_mindspores(callback: Any) -> bool:
-    """Return whether the class of `callback` is, or derives from, a MindSpore callback other than `LambdaCallback`."""
+    """Return whether `callback` is an instance of a MindSpore callback other than `LambdaCallback`."""
     kinds = [kind for kind in type(callback).__mro__ if kind is not Callback]
     own = any(kind.__module__.startswith("mindspore.train.callback.") for kind in kinds)
     return own and not isinstance(callback, LambdaCallback)
@@ -384,8 +383,8 @@ def _restore(callback: Any, captured: Any) -> None:
     if _has_state_dict(callback):
         callback.load_state_dict(unpack(captured))
         return
-    # A joining worker also needs the initial attributes, because they don't depend only on arguments. For example, the
-    # prefix of a ModelCheckpoint depends on the files in its folder.
+    # A joining worker also needs the initial attributes, because not all of them depend only on arguments. For example,
+    # the prefix of a ModelCheckpoint depends on the files in its folder.
     given = {} if Others.resumed else captured.get("given", {})
     for name, packed in {**given, **captured.get("learnt", {})}.items():
         value, present = unpack(packed), vars(callback).get(name)
@@ -397,7 +396,7 @@ def _restore(callback: Any, captured: Any) -> None:
 
 
 def _trace(callback: Any) -> dict[str, Any]:
-    """Return a dict that maps each data attribute's name to a short value, which changes with the attribute.
+    """Return a dict from each data attribute's name to a short value that changes with the attribute.
 
     Large attributes aren't read completely, so some changes aren't detected.
     """

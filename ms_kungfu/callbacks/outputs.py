@@ -1,4 +1,4 @@
-"""Combine a network's outputs for the parts of a batch into its outputs for the whole batch."""
+"""Combine a network's outputs for the parts of a batch into the outputs for the whole batch."""
 
 from __future__ import annotations
 

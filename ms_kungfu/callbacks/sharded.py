@@ -72,7 +72,7 @@ class _ScaledForwardBackward(nn.Cell):
 class _UnlessOverflown(nn.Cell):
     """The part of a ``TrainOneStepWithLossScaleCell`` that checks for an overflow and updates the weights.
 
-    It checks the sum over all shards. This sum isn't finite if the gradient of at least one shard isn't finite.
+    The check applies to the sum over all shards, which isn't finite if the gradient of at least one shard isn't finite.
     MindSpore's own check supports only GPU and Ascend.
     """
 
@@ -105,7 +105,7 @@ def takes_shards(train_cell: Any) -> bool:
 
 
 def obstacle(train_cell: Any) -> str:
-    """Return why `train_cell` can't train with shards, or wouldn't be faster; empty if there is no such reason."""
+    """Return the reason why `train_cell` can't train with shards or wouldn't become faster; empty if none."""
     cells = inventory.collect_cells([train_cell]).values()
     dropout = next((cell for cell in cells if isinstance(cell, _DROPOUT)), None)
     if ms.get_context("device_target") != "CPU":
@@ -171,7 +171,7 @@ class ShardedTraining:
     Raises:
         ValueError: `takes_shards` doesn't accept the cell. Such a cell may do other work between the gradients and the
             update, for example clipping. That work must follow the sum over all shards, but only the cell's author can
-            separate it from the rest of the cell.
+            separate that work from the rest of the cell.
     """
 
     def __init__(self, train_cell: Any) -> None:
@@ -210,8 +210,8 @@ class ShardedTraining:
     def of(cls, train_cell: Any) -> ShardedTraining:
         """Return the object for this cell.
 
-        If an earlier call has created one, and the cell's attributes haven't changed since, return that object, so that
-        its graphs are used again.
+        If an earlier call has created an object, and the cell's attributes haven't changed since then, return that
+        object, so that its graphs are used again.
         """
         kept = vars(train_cell).get("kungfu_sharded")
         if kept is None or any(theirs is not own for theirs, own in zip(kept._parts, _parts_of(train_cell))):

@@ -1,6 +1,6 @@
-"""Access the store of a job's desired cluster. To resize the job, clients write a new cluster version to the store.
+"""Access the store of a job's desired cluster. To resize a job, clients write a new cluster version to its store.
 
-Callers of :func:`open_store` needn't know whether the store is etcd or a config server.
+Callers of :func:`open_store` needn't know whether a store is etcd or a config server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def open_store(url: str, secret: str | None = None, writer: str = "", *, timeout
     Args:
         url: the store's URL.
         secret: the job's secret. Some stores require it for writes (`ClusterStore.needs_secret`).
-        writer: a name that is stored with each cluster that this object writes. Readers get it in ``Cluster.writer``.
+        writer: a name that is stored with each cluster that this object writes. Readers find the name in
+            ``Cluster.writer``.
         timeout_s: the time limit of each call, in seconds. `watch` adds its own `timeout_s` to this limit.
 
     Raises:

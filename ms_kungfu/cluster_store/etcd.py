@@ -2,25 +2,24 @@
 
 In this module "member" means an etcd member, and "version" means a cluster version.
 
-1. One key contains everything: the last version number, the writer of this version, and its cluster, which is null
-after a delete. So etcd's history of this key is the history of versions, and all members apply it in the same order.
-Each write is a transaction, which compares the key's revision with the revision that the client has read. So a client
-never overwrites a version that it hasn't read. If two clients have read the same version, only one of their writes
-succeeds.
+1. One key contains everything: the last version number, this version's writer, and this version's cluster, which is
+null after a delete. So etcd's history of this key is the history of versions, and all members apply it in the same
+order. Each write is a transaction that compares the key's revision with the revision that the client has read. So a
+client never overwrites a version that it hasn't read. If two clients have read the same version, only one of their
+writes succeeds.
 
 2. If the answer to a write is lost, the client repeats the write at the next member, with the same comparison. At most
-one of the two attempts is applied, and the other attempt fails. Each write contains a *mark*, a random string that
-identifies the write. If the second attempt fails, the mark shows whether the first attempt was applied.
-(`test_etcd_store.py`.)
+one of the two attempts is applied; the other fails. Each write contains a *mark*, a random string that identifies the
+write. If the second attempt fails, the mark shows whether the first attempt was applied. (`test_etcd_store.py`.)
 
 3. Reads are linearizable, which is etcd's default: a slow or partitioned member never returns data that is older than
 an earlier answer, because the member asks the leader. If there is no leader, the member reports an error, and the
 client asks the next member.
 
 4. A watch begins after the revision that the client has read, so no change is missed between the read and the watch. A
-watch only reports that there is something new to read. So if a watch is lost, the client only needs to read again. A
+watch only notifies the client that the key has changed. So if a watch is lost, the client only needs to read again. A
 watch is lost if its member ends or loses the leader, or if etcd has compacted the revision at which the watch begins.
-If the client gets no message that the watch is lost, the watch ends at the caller's time limit.
+If the client isn't notified of the loss, the watch ends at the caller's time limit.
 """
 
 from __future__ import annotations
@@ -68,8 +67,8 @@ class _Held:
 class EtcdClusterStore(EtcdMembers):
     """A cluster store in etcd; see :class:`ClusterStore`.
 
-    `led_since`: for a controller's store, a function that returns the revision at which the controller took the
-    leadership lease. Each write then compares the lease's revision in etcd with this revision.
+    `led_since`: for a controller's store, a function that returns the revision at which the controller acquired the
+    leadership lease. Each write then compares the lease's revision in etcd with that revision.
     """
 
     needs_secret = False
@@ -152,9 +151,9 @@ class EtcdClusterStore(EtcdMembers):
             ) from None
 
     def _replace(self, held: _Held, version: int, cluster: Cluster | None, writer: str) -> _Held | None:
-        """Replace the contents `held` of the key, and return None.
+        """Replace the key's contents `held`, and return None.
 
-        If another client has changed the key first, replace nothing, and return the key's present contents.
+        If another client has changed the key first, replace nothing, and return the key's current contents.
         """
         key, mark, turn = encoded(self._key), secrets.token_hex(8), self._turn
         document = {
@@ -189,7 +188,7 @@ class EtcdClusterStore(EtcdMembers):
         if kept.revision == held.revision:
             raise LeadershipLostError(f"{self.url}: another host decides for the job")
         # If the client has tried a second member, the first member may have applied the write, and another client may
-        # then have overwritten the written version.
+        # already have overwritten this version.
         if self._turn != turn:
             raise StoreUnreachableError(f"config server {self.url}: it is unknown whether a write was applied")
         return kept

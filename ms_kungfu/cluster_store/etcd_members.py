@@ -100,7 +100,7 @@ class EtcdMembers:
         return kind(f"config server {self.url}: {self._refusal(code, text)}")
 
     def _refusal(self, code: int, text: str) -> str:
-        """Return a message that says why etcd has rejected a request and, if known, the remedy."""
+        """Return a message with the reason why etcd has rejected a request and, if known, the remedy."""
         if "authentication failed" in text:
             return f"it rejects user {self._user!r} with this password; correct ETCDCTL_USER=NAME:PASSWORD"
         if "user name is empty" in text or (code == _STRANGER and not self._user):
@@ -132,9 +132,9 @@ class EtcdMembers:
         return _outcome(name, response.status, body)
 
     def _remedy(self, error: Exception) -> str:
-        """Return the remedy if only one side of the connection seems to use TLS; otherwise "".
+        """Return the remedy if only one side of the connection seems to use TLS; "" in all other cases.
 
-        The remedy is conditional, because a member that is killed also closes the connection.
+        The remedy's wording is conditional, because a killed member also closes the connection.
         """
         if self._tls is not None and speaks_tls(error) is False:
             return "it doesn't answer with TLS; if it doesn't use TLS, write etcd://"
@@ -156,7 +156,7 @@ class EtcdMembers:
 
 
 def _parsed(url: str) -> tuple[tuple[tuple[str, int], ...], str]:
-    """Return what the URL contains: the hosts and ports of the etcd members, and the job's name."""
+    """Parse the URL into the hosts and ports of the etcd members, and the job's name."""
     parts = urlsplit(url)
     job = parts.path.strip("/")
     if "@" in parts.netloc:

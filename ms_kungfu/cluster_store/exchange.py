@@ -1,7 +1,7 @@
 """Make an HTTP request, with limits on the total time and on the size of the answer.
 
-The module uses http.client instead of urllib. urllib would follow redirects and use proxies from the environment, but
-other servers and proxies must never get the job's secret.
+The module uses http.client rather than urllib, which would follow redirects and use proxies from the environment. Other
+servers and proxies must never receive the job's secret.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ FAILURES = (OSError, http.client.HTTPException)  # the answer is missing, late o
 
 
 def speaks_tls(error: Exception) -> bool | None:
-    """Return whether the server uses TLS, according to the error of a request with TLS; None if this is unknown.
+    """Return whether the server uses TLS, judging by the error of a request with TLS; None if unknown.
 
     The function uses only exception types and OpenSSL's text for an alert. Other texts vary between releases.
     """
     if not isinstance(error, ssl.SSLError):
         return None
-    # Only a server that uses TLS sends a certificate or an alert. Other errors mean that the server closed the
-    # connection, or that its answer wasn't a TLS record.
+    # Only a server with TLS sends a certificate or an alert. Other errors mean that the server closed the connection,
+    # or that its answer wasn't a TLS record.
     return isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in (error.reason or "")
 
 
@@ -103,14 +103,14 @@ def begin(
 class _InTime(io.RawIOBase):
     """Data that a socket receives before a deadline.
 
-    The socket's own timeout isn't enough. It limits only one slice of a wait (see `run_time`), and a server may send
-    the header or the body one byte at a time.
+    The socket's own timeout isn't enough, because it limits only one slice of a wait (see `run_time`), and a server may
+    send the header or the body one byte at a time.
     """
 
     def __init__(self, sock: socket.socket, wait_no_longer: Callable[[], None]) -> None:
         super().__init__()
-        # The socket's file object can't be used for reading, because it reads nothing more after its first timeout.
-        # This object stores the file object only to keep the socket open.
+        # The socket's file object can't be used for reading, because it reads nothing more after its first timeout. It
+        # is stored only to keep the socket open.
         self._sock, self._open, self._wait_no_longer = sock, sock.makefile("rb", buffering=0), wait_no_longer
 
     def readable(self) -> bool:

@@ -17,7 +17,7 @@ from ms_kungfu.cluster_store.store import StaleVersionError, StoreUnreachableErr
 from ms_kungfu.errors import ConfigServerError
 
 WRITER_HEADER = (
-    # The writer's name is in a header and not in the document, because a client that edits a document and sends it back
+    # The writer's name is in a header rather than in the document, because a client that edits and returns a document
     # is a different writer.
     "Kungfu-Writer"
 )
@@ -33,7 +33,7 @@ class HttpClusterStore:
         try:
             parts = urlsplit(url)
             good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != -1
-            # This checks the host's name in its encoded form. A name with an empty part, or with a part of more than 63
+            # Check the host's name in its encoded form: a name with an empty part, or with a part of more than 63
             # letters, is invalid.
             good = good and bool(str(parts.hostname).encode("idna")) and (parts.path + parts.query).isascii()
         except ValueError:  # the port isn't a number, or brackets don't match
@@ -119,7 +119,7 @@ class HttpClusterStore:
 
 
 def _tls_for(scheme: str) -> ssl.SSLContext | None:
-    """Return an SSL context with the user's certificates, or with the system's if the user has set none.
+    """Return an SSL context with the user's certificates or, if the user has set none, the system's.
 
     Raises:
         ValueError: the user's certificates are invalid.

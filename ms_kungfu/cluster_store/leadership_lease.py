@@ -1,15 +1,15 @@
 """Store the leadership lease of a job's controller, and the leader snapshot, in a store that outlives the controller.
 
-There are two keys. The *snapshot* key contains what the controller has decided so far, for the next controller. The
-*holder* key names the host that has the leadership lease. The holder key is bound to a lease in the store, and the
-store deletes the key if the lease isn't renewed.
+There are two keys. The *snapshot* key contains the controller's decisions so far, for the next controller. The *holder*
+key names the host that has the leadership lease. The holder key is bound to a lease in the store, which deletes the key
+if the lease isn't renewed.
 
 1. Each write compares both keys. A write succeeds only if the snapshot key has the revision that the writer has read,
-and the holder key hasn't been created or deleted since then. So if two controllers try to take the lease, only one
-succeeds. If a controller is paused while another controller takes the lease, the paused controller can no longer write.
-(`test_leadership_lease.py`.)
-2. When the lease expires, other hosts may try to take it. The comparisons alone ensure that at most one controller
-makes decisions, without depending on a clock.
+and the holder key hasn't been created or deleted since then. So if two controllers try to acquire the lease, only one
+succeeds. If a controller is paused while another controller acquires the lease, the paused controller can no longer
+write. (`test_leadership_lease.py`.)
+2. When the lease expires, other hosts may try to acquire it. The comparisons alone, without any clock, ensure that at
+most one controller makes decisions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LeadershipLostError(ConfigServerError):
 
 
 class LeadershipGoneError(LeadershipLostError):
-    """The snapshot has been deleted from the store, so the decisions that it contained are lost."""
+    """The snapshot has been deleted from the store, so the decisions in it are lost."""
 
     def __init__(self) -> None:
         super().__init__("the store has lost the job's keys: a client deleted the keys, or the store lost its data")
@@ -43,7 +43,7 @@ class LeadershipState:
         snapshot: the leader snapshot; None if there is none.
         revision: the revision of the snapshot key; 0 if there is no snapshot.
         holder: the host that has the lease; "" if no host has it.
-        since: the revision at which this host took the lease; 0 if no host has it.
+        since: the revision at which that host acquired the lease; 0 if no host has it.
     """
 
     snapshot: Mapping[str, Any] | None = None
@@ -56,7 +56,7 @@ class LeadershipKeys(Protocol):
     """Access to the two keys in a store.
 
     Methods may be called from any thread, and have a time limit. They raise StoreUnreachableError if the store doesn't
-    answer. Then it is unknown whether a write was applied.
+    answer; whether a write was applied is then unknown.
     """
 
     def look(self) -> LeadershipState:
@@ -68,7 +68,7 @@ class LeadershipKeys(Protocol):
     ) -> tuple[bool, LeadershipState]:
         """Write the snapshot if both keys still have the contents `seen`. If `lease` isn't 0, also write the holder.
 
-        Return whether the keys had the contents `seen`, and the present contents.
+        Return whether the keys had the contents `seen`, and the current contents.
         """
         ...
 
@@ -102,13 +102,13 @@ class LeadershipLease:
         return self._held.since
 
     def take(self, seen: LeadershipState, snapshot: Mapping[str, Any]) -> None:
-        """Take the lease.
+        """Acquire the lease.
 
         Raises:
-            LeadershipLostError: another host has the lease, or has taken it since `seen` was read.
+            LeadershipLostError: another host has the lease, or has acquired it since `seen` was read.
         """
         if self._is_own(seen) and seen.holder == self._host:
-            self._holds(seen)  # an earlier call, whose answer was lost, has taken the lease
+            self._holds(seen)  # an earlier call, whose answer was lost, has acquired the lease
         elif seen.holder:
             raise LeadershipLostError(f"{seen.holder} has the lease")
         else:
@@ -123,7 +123,7 @@ class LeadershipLease:
             found = self._keys.look()
             if not self._is_own(found):
                 raise
-            if found.holder:  # an earlier call has written a snapshot, and may have taken the lease again
+            if found.holder:  # an earlier call has written a snapshot, and may have acquired the lease again
                 self._holds(found)
                 self._swap(found, snapshot)
             else:
@@ -154,7 +154,7 @@ class LeadershipLease:
         mark = secrets.token_hex(8)
         self._tried[mark] = lease
         done, found = self._keys.swap(seen, {**snapshot, _MARK: mark}, self._host, lease)
-        # If the answer to a write was lost, the write may have been applied. Then the repeated write fails.
+        # If the answer to a write was lost, the write may have been applied. In that case, the repeated write fails.
         if not done and not (found.snapshot is not None and found.snapshot.get(_MARK) == mark):
             raise (
                 LeadershipGoneError

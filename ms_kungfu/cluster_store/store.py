@@ -1,4 +1,4 @@
-"""Define the interface of all cluster stores, their errors, and which clusters a store accepts."""
+"""Define the interface and errors of all cluster stores, and the clusters that a store accepts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ClusterStore(Protocol):
     """A store of the desired cluster. Each write increases the cluster's version number.
 
     Methods may be called from any thread, and have a time limit. They raise StoreUnreachableError if the store doesn't
-    answer, and ConfigServerError if the store rejects the request.
+    answer, and ConfigServerError if it rejects the request.
     """
 
     @property
@@ -43,7 +43,7 @@ class ClusterStore(Protocol):
 
     @property
     def needs_secret(self) -> bool:
-        """Return whether writing requires the job's secret. If not, the store itself decides on permissions."""
+        """Return whether writing requires the job's secret. If not, the store checks permissions itself."""
         ...
 
     def get(self) -> Cluster | None:
@@ -53,7 +53,7 @@ class ClusterStore(Protocol):
     def put(self, cluster: Cluster) -> Cluster:
         """Write `cluster`, and return the stored cluster.
 
-        The version of `cluster` must be the present version plus one. The writer's name is `cluster.writer` or, if that
+        The version of `cluster` must be the current version plus one. The writer's name is `cluster.writer` or, if that
         is "", the name that was passed to `open_store`.
 
         Raises:
@@ -77,9 +77,9 @@ class ClusterStore(Protocol):
 def next_cluster(document: object, writer: str, held: Cluster | None, last_version: int) -> Cluster:
     """Return the cluster that a store contains after `document` has been written to it.
 
-    A document with ``Version`` is a compare-and-swap: its version must be the present version plus one. If the store is
-    empty, any version that wasn't used before is allowed. So if two writers have read the same version, one write
-    succeeds, and the other raises StaleVersionError. A document without ``Version`` always becomes the next version.
+    A document with ``Version`` is a compare-and-swap: its version must be the current version plus one or, if the store
+    is empty, any version that wasn't used before. So if two writers have read the same version, one write succeeds, and
+    the other raises StaleVersionError. A document without ``Version`` always becomes the next version.
 
     Args:
         document: the cluster to write, as JSON.
@@ -111,7 +111,7 @@ def next_cluster(document: object, writer: str, held: Cluster | None, last_versi
 
 
 class ConfigStore:
-    """What a config server stores: at most one cluster, and the last version number.
+    """The contents of a config server: at most one cluster, and the last version number.
 
     Only one method may run at a time. `check` raises ValueError to reject a cluster.
     """

@@ -4,9 +4,9 @@ Clients must not be able to disturb the job:
 
 - The number of connections is limited, and is at most a quarter of the process's descriptor limit. Each connection
   serves one request, by default within ten seconds. If a new connection exceeds the limit, the server closes the
-  connection that has been open longest without sending a complete request. So a client that sends its request
-  immediately, as ms_kungfu does, is served even if many other clients are silent or slow. Connections that are still in
-  the TLS handshake count, too, and are closed first.
+  connection that has been open longest without a complete request. So a client that sends its request immediately, as
+  ms_kungfu does, is served even if many other clients are silent or slow. Connections that are still in the TLS
+  handshake count, too, and are closed first.
 - A server may also limit the number of connections from each address, and closes connections above that limit.
 """
 
@@ -53,8 +53,8 @@ class Connection(web.RequestHandler):
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log an exception that a handler has raised, unless the client has caused it.
 
-        A client causes an exception if its request is invalid, or if the body of the request doesn't match the header;
-        the answer is then 400. A client also causes an exception if it closes the connection before the answer.
+        A client causes an exception if its request is invalid, or if the request's body doesn't match the header; the
+        answer is then 400. A client also causes an exception if it closes the connection before the answer.
         """
         if not isinstance(kw.get("exc_info"), (HttpProcessingError, web.RequestPayloadError, ConnectionResetError)):
             self._owner.tell_bug(args[0] % args[1:], kw.get("exc_info"))
@@ -73,7 +73,7 @@ class Connection(web.RequestHandler):
     def may_wait(self, seconds: float | None) -> None:
         """Extend the time limit of the request by this number of seconds.
 
-        With None there is no limit. The handler must then limit the time of each write.
+        With None there is no limit, so the handler must limit the time of each write.
         """
         if self.timer is not None:
             self.timer.cancel()
@@ -118,7 +118,7 @@ class Connections:
         """Log a bug in the server only once, because clients could cause it repeatedly.
 
         One known bug in aiohttp isn't logged: if aiohttp can't quote a client's Expect header, it answers with 500
-        before it calls this package's code.
+        before this package's code is called.
         """
         if isinstance(error, UnicodeEncodeError) and not _has_come_here(error):
             return

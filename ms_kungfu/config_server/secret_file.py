@@ -1,8 +1,7 @@
 """Store the job's secret in a file, where ``kungfu-run resize`` finds it if the same user runs it in another shell.
 
 The file (mode 0600) is in a directory that belongs to the user (mode 0700). Both are opened without following links,
-and are checked after they have been opened. So neither a link nor another user's directory in /tmp can redirect the
-secret.
+and are then checked. So neither a link nor another user's directory in /tmp can redirect the secret.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def write_secret(url: str, secret: str) -> SecretFile:
 
 
 def read_secret(url: str) -> str | None:
-    """Return the secret of this user's config server at `url`; None if there is no file that can be trusted."""
+    """Return the secret of this user's config server at `url`; None if no file can be trusted."""
     for directory in own_directories():
         try:
             with opened(directory) as folder:
@@ -83,7 +82,7 @@ def read_secret(url: str) -> str | None:
 
 
 def servers_of_this_user() -> list[str]:
-    """Return the URLs of this user's config servers that have a secret file. Some of the servers may have ended.
+    """Return the URLs of this user's config servers with a secret file. Some of the servers may have ended.
 
     The URLs have the default path.
     """
@@ -104,12 +103,12 @@ def is_same_server(one: str, other: str) -> bool:
 
 
 def secret_from(environment: Mapping[str, str], url: str) -> str | None:
-    """Return the secret from the environment or, if it isn't set there, from the file for `url`."""
+    """Return the secret from the environment or, if none is set there, from the file for `url`."""
     return environment.get("KUNGFU_JOB_SECRET") or read_secret(url)
 
 
 def own_directories() -> Iterator[Path]:
-    """Yield candidates for a directory that only this user can access. The best candidate comes first.
+    """Yield candidates for a directory that only this user can access. The best candidate is the first.
 
     The writer and the reader of a secret try all candidates, because a user's shells may have different environment
     variables. For the same reason, /tmp comes before $TMPDIR.

@@ -10,14 +10,14 @@
 - Reading the cluster needs no authentication. Reading the status, and writes, need ``Authorization: Bearer <secret>``.
   The answer is 401 if this header is missing, and 403 if the secret is wrong.
 - 400 means that a document is invalid, 409 that its Version is stale, and 413 that it is too long. The body of the
-  answer gives the reason. A rejected write changes nothing.
+  answer contains the reason. A rejected write changes nothing.
 
 Any user of the machine may connect, so clients must not be able to disturb the job:
 
 - The server has its own thread and event loop. If the loop fails, the server logs the error and restarts on the same
   port. The store belongs to the job's event loop, in which all writes run.
-- The number of connections is limited (`connections`). Each connection serves one request within ten seconds. If the
-  request waits for a newer version, its waiting time is added to the ten seconds.
+- The number of connections is limited (`connections`). Each connection serves one request within ten seconds. If a
+  request waits for a newer version, the waiting time is added to the ten seconds.
 - At most half of the connections may wait for a newer version. The server answers further requests immediately, as if
   their waiting time were over. `ClusterStore.watch` then returns early, and its caller must call `watch` again.
 """
@@ -291,7 +291,7 @@ class _Face(Connections):
         return web.json_response(document)
 
     async def _newer(self, request: web.Request, newer_than: int, wait_s: float) -> Cluster | None:
-        """Wait until the cluster is newer than `newer_than`, at most `wait_s` seconds. Return the present cluster."""
+        """Wait until the cluster is newer than `newer_than`, at most `wait_s` seconds. Return the current cluster."""
         if self._waiting >= self.limit // 2:
             wait_s = 0.0
         loop = asyncio.get_running_loop()

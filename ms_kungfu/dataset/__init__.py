@@ -1,7 +1,7 @@
 """Datasets that adapt to the cluster.
 
 :class:`ElasticDataset` partitions the samples again whenever the cluster changes. :func:`indexed`
-numbers the samples of a dataset. Both are imported on first use, because they need MindSpore.
+numbers a dataset's samples. Both names are imported on first use, because they need MindSpore.
 """
 
 from __future__ import annotations

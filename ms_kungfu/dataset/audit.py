@@ -1,36 +1,36 @@
-"""Prove from the ledger that each sample was trained once per epoch: ``python -m ms_kungfu.dataset.audit LOGDIR``.
+"""Prove from the ledger that each sample was used once per epoch: ``python -m ms_kungfu.dataset.audit LOGDIR``.
 
 The audit reads only the ledger files, which the workers write if their ElasticDataset has a ``ledger``
 (`ms_kungfu.dataset.ledger`). The exit status of the command is:
 - 0: Every finished epoch used each sample exactly once. With ``drop_remainder``, a remainder smaller than a global
-  batch may stay untrained. The last, unfinished epoch used no sample twice. No two records contradict each other,
-  and no record is missing.
+  batch may be unused. An unfinished last epoch used no sample twice. No two records contradict each other, and no
+  record is missing.
 - 1: A condition of status 0 doesn't hold, or the ledger has no record of any step. The report names the samples,
   contradictions and gaps.
 - 2: There is no ledger, or this version of ms_kungfu can't read it.
 
 The audit checks these conditions:
 - All workers that took part in a step recorded the same cluster version, members, participants, batch, seed and total.
-  A worker's record doesn't count if the other workers' records don't include that worker: that worker failed, and the
-  step was committed without it.
-- Each worker received the share that follows from the batch and the members.
-- If a step is partitioned into shards (format 3), its whole batch is trained even if workers failed in the step. Each
-  worker trained at least its assigned shards. Each shard of a failed worker was trained by exactly one other worker.
-  If a participant failed before it wrote a record, the audit assumes that the participant trained its assigned shards,
+  A worker's record doesn't count if the other workers' records don't include that worker, because the worker failed and
+  the step was committed without it.
+- Each worker received the share that can be computed from the batch and the members.
+- If a step is partitioned into shards (format 3), its whole batch is used even if workers failed in the step. Each
+  worker computed at least its assigned shards. Exactly one other worker computed each shard of a failed worker. If a
+  participant failed before it wrote a record, the audit assumes that the participant computed its assigned shards,
   except those that another worker recorded.
 - The lines of a file are consecutive: each line continues the ``crc`` of the line before, and steps and ends of epochs
   have consecutive numbers. Only the last line may be incomplete.
 - A worker that takes part in a step of a cluster version also takes part in all earlier steps of that version, and has
-  a record of each. Only the records of its last update may be missing, if it failed before it wrote them. The report
-  lists missing records of this kind as a note, because the other workers' records contain that worker's share.
+  a record of each. Only the records of its last update may be missing, if the worker failed before it wrote them. The
+  report lists such missing records as a note, because the other workers' records contain that worker's share.
 - If workers recorded checksums after a step (`ledger_fingerprints`), the checksums are the same on all workers.
 - Epochs have consecutive numbers, steps of an epoch have consecutive numbers, and a job's cluster versions increase.
 - Over an epoch, the shares of the participants contain each position of the permutation once.
 - If all files have hashes of sample contents (`ms_kungfu.dataset.contents`), the hashes are the same.
 
-The ledger itself proves only which sample *numbers* were trained. The hashes show, for some or all samples, that a
-number refers to the same sample in each process. The last line of the report says what is proven: ``(numbers)`` or
-``(numbers and contents)``.
+The ledger itself proves only which sample *numbers* were used. The hashes show, for some or all samples, that a number
+refers to the same sample in each process. The report's last line contains what is proven: ``(numbers)`` or ``(numbers
+and contents)``.
 
 The audit can't detect a loss of records if the last lines are missing from every file of the ledger.
 
@@ -228,7 +228,7 @@ def _compare_contents(data: int, found: dict[_Place, list[Record]], agreed: dict
 
 
 def _end(name: str, records: list[Record], steps: int, report: Report) -> End | None:
-    """Return what the workers recorded at an epoch's end; None if no worker recorded it."""
+    """Return the values that the workers recorded at an epoch's end; None if no worker recorded that end."""
     said = {(record.step, record.claim): record for record in records}
     if len(said) > 1 or any(counted != steps for counted, _ in said):
         counts = ", ".join(f"{record.step} by rank {record.rank} ({record.where})" for record in said.values())
@@ -283,12 +283,12 @@ def _is_delivered(given: tuple[Range, ...], share: tuple[Range, ...], batch: tup
     return np.array_equal(sharding.positions(given), sharding.positions(share))
 
 
-# The ranges that a step trained, and the number of the step's samples that were assigned to failed workers.
+# The ranges that a step used, and the number of the step's samples that were assigned to failed workers.
 _Trained = tuple[list[Range], int]
 
 
 def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report) -> _Trained:
-    """Return what a step's participants trained."""
+    """Return the ranges that a step's participants used."""
     step = Step(0, claim.batch, claim.members, claim.ranks)
     if claim.shards is None:
         own, back = step.outcome(claim.participants)
@@ -317,11 +317,11 @@ def _trained(name: str, claim: Claim, records: Sequence[Record], report: Report)
     lost = {shard for rank in failed for shard in dealt[rank]}
     unwritten = [rank for rank in claim.participants if rank not in recorded]
     for shard in range(count):
-        # A worker without a shard recomputes the last shard. The result counts only if the shard's owner has failed.
+        # A worker without a shard recomputes the last shard. The result counts only if that shard's worker has failed.
         others = {shard for rank in unwritten for shard in dealt[rank]} | (lost if unwritten or idle[shard] else set())
         if times[shard] == 0 and shard in others:
             times[shard] = 1
-        # If a second ShardedStep runs on the batch after a failure, it assigns all shards to the living ranks again.
+        # If a second ShardedStep runs on the batch after a failure, all shards are assigned to the living ranks again.
         # So two ranks may have received the same shard.
         if claim.shards.sums > 1 and failed:
             times[shard] = min(times[shard], 1)
@@ -350,7 +350,7 @@ def _cover(
     end: End | None,
     report: Report,
 ) -> Epoch:
-    """Return what all participants together trained in an epoch."""
+    """Return the positions that all participants together used in an epoch."""
     first = next(iter(steps.values()))
     total, last_step = first.total, max(steps)
     missing_steps = sorted(set(range(last_step + 1)) - set(steps))

@@ -14,7 +14,7 @@ def share(batch: int, place: int, workers: int) -> int:
 
 
 def after_a_failure(settings: Mapping[str, Any], batch: int, rank: int, size: int) -> list[int]:
-    """Return how many samples the worker `rank` may get in a step after another of `size` workers has failed.
+    """Return the possible sizes of the share of `rank` in a step after another of `size` workers has failed.
 
     `settings`: the dataset's `same_at_all`. `batch`: the number of samples in a full step of all workers.
     """
@@ -26,8 +26,8 @@ def after_a_failure(settings: Mapping[str, Any], batch: int, rank: int, size: in
 def _lengths_after_a_failure(settings: Mapping[str, Any], batch: int, size: int) -> list[int]:
     """Return the sizes of the steps that are smaller than `batch` after one of `size` workers has failed.
 
-    Such steps are at the end of an epoch. If the failed worker hadn't completed its last step, its samples in that step
-    are used at the end of the same epoch. Later epochs have no such samples.
+    Such steps are at the end of an epoch. If the failed worker hadn't completed its last step, that worker's samples of
+    the step are used at the end of the same epoch. Later epochs have no such samples.
     """
     found = []
     for more in (share(batch, 0, size), share(batch, size - 1, size), 0):

@@ -39,7 +39,7 @@ class Batches:
     """Iterate over the epochs of an ElasticDataset. The same MindSpore pipeline is used until the partition changes.
 
     Args:
-        kind: name of the method that makes the pipeline's iterator. The method is called with `options`.
+        kind: name of the method that makes the pipeline's iterator. `options` are the method's arguments.
     """
 
     def __init__(self, dataset: Shares, source: Source, kind: str, num_epochs: int, options: dict[str, Any]) -> None:
@@ -127,7 +127,8 @@ class Batches:
         """Return the pipeline's next batch, which must have `expected` samples."""
         assert self._inner is not None
         batch, given = _next(self._inner, expected, self._source.keeps_rows)
-        # Record the samples that the pipeline delivered, not those that the step assigns. The audit compares both.
+        # Record the samples that the pipeline delivered rather than those assigned to this worker. The audit compares
+        # both.
         if self._dataset.keeps_ledger:
             self._dataset._recording.deliver(sharding.ranges(self._coming[:given]))
             self._coming = self._coming[given:]
@@ -157,7 +158,7 @@ class ShardBatches(Batches):
     """Iterate over sharded steps. In each step, the iterator yields the first of this worker's shards."""
 
     check = "raise"
-    """What happens if a shard is computed twice with different results: "raise" an error, or "warn"."""
+    """What happens if two computations of a shard have different results: "raise" an error, or "warn"."""
     _yielded: weakref.WeakKeyDictionary[membership.Member, ShardBatches] = weakref.WeakKeyDictionary()
 
     @classmethod
@@ -179,7 +180,7 @@ class ShardBatches(Batches):
         """The shard that the iterator yields."""
         self._parts = 0
         self._batches_by_shard: dict[int, Any] = {}
-        # Shards that were read but not recorded, because other workers own them.
+        # Shards that were read but not recorded, because they are assigned to other workers.
         self._looked_at: dict[int, tuple[sharding.Range, ...]] = {}
         self._yielded[membership.current()] = self
         return self.batch(self.first)
@@ -208,7 +209,7 @@ class ShardBatches(Batches):
         return self._dataset.conditions()
 
     def check_deal(self, dealt: list[int]) -> None:
-        """Raise KungFuError if the runtime assigns other shards than those that the pipeline delivers.
+        """Raise KungFuError if the runtime assigns shards other than those that the pipeline delivers.
 
         Only the first ShardedStep on a batch is checked. After a failure, later ShardedSteps may get other shards.
         """

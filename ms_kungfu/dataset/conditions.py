@@ -1,7 +1,7 @@
 """The numeric environment: the settings, besides the program, on which the exact results with shards depend.
 
 Each checkpoint and the header of each ledger file contain the numeric environment. Workers compare their environments
-when a worker joins. If a job resumes from a checkpoint or a program is replayed, each value that differs is reported.
+when a worker joins. When a job resumes from a checkpoint or a program is replayed, each value that differs is reported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAMES = {
     "seed": "seed",
 }
 ARGUMENTS = ("shards", "global_batch", "seed")
-"""The values that the program sets. Each step's record has them too, because a policy may change the batch."""
+"""The values that the program sets. Each step's record contains them, because a policy may change the batch."""
 _CPU_CHARS = 48  # the ledger's header has a fixed size, which limits the processor's name
 
 

@@ -1,13 +1,13 @@
 """Check whether a sample number refers to the same content in each process.
 
 Samples are assigned to workers by number. If a program shuffles or splits its files without a seed, or doesn't sort the
-listing of a folder, a number refers to a different sample in each process. Then some samples are used twice and
-others never, although each number is used exactly once. So each process reads some samples when training begins, and
-the workers compare hashes of these samples.
+listing of a folder, a number refers to a different sample in each process. Then some samples are used twice and others
+never, although each number is used exactly once. To detect this, each process reads some samples when training begins,
+and the workers compare hashes of these samples.
 
 The process reads the source's own dataset, before any `map` operation, because augmentation differs between workers by
-design. A source that augments in ``__getitem__`` returns different bytes at each read. So the process reads each
-sample several times. If reads of a sample differ within one process, the workers don't compare contents.
+design. A source that augments in ``__getitem__`` returns different bytes at each read. Therefore the process reads each
+of these samples several times. If reads of a sample differ within one process, the workers don't compare contents.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy as np
 
 CHECKS = ("some", "all", "none")
 READS = 4
-"""How often to read each sample in `chosen`. If 1% of a source's reads differ, it looks stable in 1 of 10**8 cases."""
+"""How often to read each sample in `chosen`. A source of which 1% of reads differ looks stable in 1 of 10**8 cases."""
 _CHOSEN = 8
-# With contents_check="all": the maximum number of hashes in a message or checkpoint. If there are more samples, a hash
-# covers several samples.
+# With contents_check="all": the maximum number of hashes in a message or checkpoint. If there are more samples than
+# this, each hash covers several samples.
 _BLOCKS = 1024
 _SHOWN = 20
 _HASH_BYTES = 6
@@ -38,7 +38,7 @@ class UnstableError(ValueError):
 
 
 def chosen(total: int) -> list[int]:
-    """Return the samples that are compared by default: the first, the last, and others that depend only on `total`."""
+    """Return the samples to compare by default: the first, the last, and others that depend only on `total`."""
     between = np.random.default_rng(total).integers(total, size=4 * _CHOSEN).tolist()
     return sorted(list(dict.fromkeys([0, total - 1, *between]))[:_CHOSEN])
 
@@ -138,7 +138,7 @@ def differing(everyones: Iterable[Contents]) -> list[tuple[int, int]]:
 
 
 def _is_known(which: tuple[int, int], found: Mapping[tuple[int, int], set[str]]) -> bool:
-    """Return whether a single sample inside this range also differs, so that a message need not name the range."""
+    """Return whether a single sample in this range is known to differ, so that a message need not name the range."""
     if which[1] - which[0] == 1:
         return False
     return any(len(texts) > 1 for (a, b), texts in found.items() if b - a == 1 and which[0] <= a < which[1])

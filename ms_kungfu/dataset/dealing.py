@@ -80,7 +80,7 @@ class Dealing:
         self._weighed_in = -1  # the cluster version in which `_weights` is valid, because ranks change with the version
 
     def present(self) -> Dealt:
-        """Return the current cluster, and store it in `dealt` unless an assigned step is uncommitted."""
+        """Return the current cluster. Store it in `dealt` too, unless an assigned step is still uncommitted."""
         now = runtime.cluster_version(), runtime.current_cluster_size(), runtime.current_rank()
         if now == (self.dealt.version, self.dealt.size, self.dealt.rank):
             return self.dealt
@@ -100,7 +100,7 @@ class Dealing:
             self.changes += 1
 
     def shards_of(self, count: int) -> list[int]:
-        """Return which of a step's `count` shards are assigned to this worker."""
+        """Return this worker's shards of a step with `count` shards."""
         dealt = self.present()
         by_rank = self.weights(dealt)
         weights = [by_rank[r] for r in dealt.members] if by_rank else []
@@ -121,6 +121,6 @@ class Dealing:
 def members_of_a_step_of_shards() -> tuple[int, ...]:
     """Return the ranks to which the next sharded step is assigned.
 
-    The result leaves out failed ranks, including ranks that failed in a step of another dataset.
+    The result excludes failed ranks, including ranks that failed in a step of another dataset.
     """
     return tuple(membership.current().core.sharded_members())

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 def _global_batch(pipeline: pipelines.Pipeline, shuffle: bool) -> int:
     """Return the global batch size of a pipeline whose own batch size applies to each worker.
 
-    On a joining worker, the number may be wrong. The worker receives the correct number with the rest of the state.
+    On a joining worker, the result may be wrong, but the worker receives the correct number with the rest of the state.
     """
     assert pipeline.batch_size is not None
     workers = env.START_SIZE.get() or runtime.current_cluster_size()
@@ -47,10 +47,10 @@ class ElasticDataset(Shares, ds.Dataset):
     """A dataset that partitions its samples among the workers, for ``Model.train`` and for custom loops.
 
     Every sample is used once per epoch, even if the cluster changes. After a resize or a failure,
-    the rest of the epoch is partitioned again, beginning after the last *trained* step. So the new
-    partition also replaces batches that MindSpore had prefetched. If a worker fails and a step is
-    committed without it, that worker's samples of the step are used later in the epoch. The epoch
-    may then have one additional step.
+    the rest of the epoch is partitioned again, beginning after the last *committed* step. So the
+    new partition also replaces batches that MindSpore had prefetched. If a worker fails and a step
+    is committed without it, that worker's samples of the step are used later in the epoch. The
+    epoch may then have one additional step.
 
     Epochs end at the same step on all workers. `ms_kungfu.dataset.sharding` describes how an epoch is
     divided into steps and shares, including the last samples. Shares may differ in size, for example
@@ -64,30 +64,32 @@ class ElasticDataset(Shares, ds.Dataset):
     has left the cluster, an iterator ends immediately.
 
     Args:
-        source: the samples, as a pipeline or a function. A MindSpore pipeline reads a dataset with a
-            sampler (``MnistDataset``, ``Cifar10Dataset``, ``MindDataset``, ``GeneratorDataset`` over an
-            indexable, ...), with any number of ``map`` operations. Write the pipeline for one process
-            or for a fixed number of processes. `ElasticDataset` removes a final ``batch``,
-            ``padded_batch`` or ``repeat``, and also ``shuffle`` and ``num_shards``, from the pipeline.
-            It provides their effects itself (docs/data.md). A function accepts a list of sample numbers
-            and returns an unbatched pipeline that yields these samples in this order.
+        source: the samples, as a pipeline or a function. A MindSpore pipeline reads a dataset with
+            a sampler (``MnistDataset``, ``Cifar10Dataset``, ``MindDataset``, ``GeneratorDataset``
+            over an indexable, ...), with any number of ``map`` operations. Write the pipeline for
+            one process or for a fixed number of processes. `ElasticDataset` removes a final
+            ``batch``, ``padded_batch`` or ``repeat``, and also ``shuffle`` and ``num_shards``, from
+            the pipeline, and provides their effects itself (docs/data.md). A function accepts a
+            list of sample numbers and returns an unbatched pipeline that yields these samples in
+            this order.
         batch_size: number of samples per worker in a step. The global batch grows and shrinks with the
             cluster.
         global_batch_size: number of samples of all workers together in a step. The number stays
-            constant, so training has the same steps over the same samples at any cluster size. Give
-            either `batch_size` or `global_batch_size`, or neither if `source` has a ``batch(b)``. In
-            the last case, the global batch is b times the number of workers with which the job began.
-            If `source` has `num_shards`, it is b times `num_shards` instead.
+            constant, so training consists of the same steps over the same samples at any cluster
+            size. Pass either `batch_size` or `global_batch_size`, or neither if `source` has a
+            ``batch(b)``. In the last case, the global batch is b times the number of workers with
+            which the job began. If `source` has `num_shards`, the global batch is b times
+            `num_shards` instead.
         total: number of samples; required if `source` is a function.
         shuffle: if true, each epoch uses a new permutation of all samples, which depends only on `seed`
             and the epoch. If false, each epoch uses the source's own order.
         seed: seed of the permutations and of `key_column`.
-        drop_remainder: leave out the samples at the end of an epoch that don't fill a global batch. By
-            default these samples are used, unless `source` has a
-            ``batch(..., drop_remainder=True)``.
-        ledger: a folder in which each worker records its trained samples, for ``python -m
-            ms_kungfu.dataset.audit``. The default is ``KUNGFU_LEDGER_DIR``. If that isn't set either,
-            nothing is recorded.
+        drop_remainder: whether to leave out the samples at the end of an epoch that don't fill a
+            global batch. By default these samples are used, unless `source` has a ``batch(...,
+            drop_remainder=True)``.
+        ledger: a folder in which each worker records the samples it trained on, for ``python -m
+            ms_kungfu.dataset.audit``. The default is ``KUNGFU_LEDGER_DIR``. If that variable isn't
+            set either, nothing is recorded.
         ledger_errors: what happens if the ledger can't be written, for example because the disk is
             full. ``"raise"`` ends training with an OSError. ``"warn"`` continues training without a
             record, and the audit reports the missing record.
@@ -98,27 +100,27 @@ class ElasticDataset(Shares, ds.Dataset):
             from that shard. With ``"auto"``, `KungFuElasticCallback` chooses the number when
             ``Model.train`` begins, or trains without shards and logs the reason
             (docs/shards-details.md). In your own loops, ``"auto"`` means no shards.
-        shards_check: what happens if a second computation of a shard gives different gradients, or if
-            workers have different versions, instruction sets or numbers of cores.
-            ``"raise"`` ends training with a DivergenceError; ``"warn"`` logs a warning and continues.
-            With ``shards="auto"``, the value is always ``"warn"``.
+        shards_check: what happens if a second computation of a shard yields different gradients, or
+            if workers have different versions, instruction sets or numbers of cores. ``"raise"``
+            ends training with a DivergenceError; ``"warn"`` logs a warning and continues. With
+            ``shards="auto"``, the value is always ``"warn"``.
         key_column: the name of an extra last column of the source's own dataset, which its ``map``
-            operations may use. The column is uint32 of shape ``(4,)``. It depends only on `seed`, epoch
-            and sample, and differs for each sample and epoch. Random numbers that a ``map`` function
-            generates with ``np.random.default_rng(key)`` are the same on every worker, and also if the
-            step is repeated. If no ``map`` uses the column, it is yielded with the other columns. See
-            docs/data.md.
+            operations may use. The column is uint32 of shape ``(4,)``. It depends only on `seed`,
+            epoch and sample, and differs for each sample and epoch. Random numbers that a ``map``
+            function generates with ``np.random.default_rng(key)`` are the same on every worker, and
+            don't change if the step is repeated. If no ``map`` uses the column, it is yielded with
+            the other columns. See docs/data.md.
         ledger_fingerprints: with `shards`, the interval in steps at which a checksum of each trained
             tensor is recorded: 50 by default, 0 for never. ``python -m ms_kungfu.replay`` uses the
             checksums to find the first step that differs in another run. `ElasticTraining` and
             `KungFuElasticCallback` compute the checksums.
-        contents_check: which samples the workers compare by content when training begins: ``"some"``
-            (eight samples), ``"all"`` or ``"none"``. The default is ``KUNGFU_CONTENTS_CHECK``, or
-            ``"some"`` if that isn't set. A worker that joins or resumes compares its samples with those
-            that training began with. If they differ, an error names the sample numbers. The samples are
-            compared as the source's own dataset yields them, before ``map``. If a sample differs from
-            one read to the next in a process, the workers don't compare contents; with ``"all"`` this
-            raises a ValueError.
+        contents_check: which samples the workers compare by content when training begins:
+            ``"some"`` (eight samples), ``"all"`` or ``"none"``. The default is
+            ``KUNGFU_CONTENTS_CHECK``, or ``"some"`` if that isn't set. A worker that joins or
+            resumes compares its samples with those with which training began. If they differ, an
+            error names the sample numbers. The samples are compared as the source's own dataset
+            yields them, before ``map``. If a process's reads of one sample differ, the workers
+            don't compare contents; with ``"all"`` this raises a ValueError.
 
     Raises:
         TypeError: if `source` is neither a pipeline nor a function.
@@ -256,8 +258,8 @@ class ElasticDataset(Shares, ds.Dataset):
     def keep_all_busy(self) -> None:
         """Use more shards if there are more workers than shards.
 
-        The method logs a new number. It does nothing unless ``shards="auto"`` has chosen a number. All
-        workers must make this call after each change of the cluster, before the next step.
+        The method logs a new number, and does nothing unless ``shards="auto"`` has chosen a number.
+        All workers must make this call after each change of the cluster, before the next step.
         """
         size, batch = runtime.current_cluster_size(), self._batch.of_all
         if not self.shards_are_chosen or self.shards is None or batch is None:
@@ -326,9 +328,10 @@ class ElasticDataset(Shares, ds.Dataset):
         advance for likely changes of the cluster. A loop of your own can do the same in `prepare`.
 
         Returns:
-            Numbers of samples, without duplicates. The first is `get_batch_size()`. The other numbers
-            occur after another worker has failed, including at the end of an epoch. With `shards`, the
-            result is `shard_sizes()`, because no failure changes the size of a shard.
+            Numbers of samples, without duplicates. The first is `get_batch_size()`. The other
+            numbers can occur after another worker has failed, including at the end of an epoch.
+            With `shards`, the result is `shard_sizes()`, because no failure changes the size of a
+            shard.
         """
         if self.shards is not None:
             return self.shard_sizes()

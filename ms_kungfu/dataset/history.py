@@ -3,8 +3,8 @@
 If a job continues from a checkpoint, its records replace those that earlier jobs wrote after the checkpoint.
 
 Jobs that share a checkpoint folder are ordered by their numbers in that folder. A job that continues from a step comes
-after a job that recorded the previous step. If neither rule applies, the jobs are ordered by the recorded times. For
-example, two training runs may have started from the beginning without checkpoints.
+after a job that recorded the previous step. If neither rule applies (e.g. to two training runs that started from the
+beginning without checkpoints), the jobs are ordered by the recorded times.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Job:
         return mine is not None and its is not None and mine[0] == its[0] and mine[1] < its[1]
 
     def follows(self, known: dict[int, set[_Place]]) -> bool:
-        """Return whether `known` has the step after which this job continues."""
+        """Return whether `known` contains the step after which this job continues."""
         for data, (epoch, step) in self.first.items():
             places = known[data]
             if step and (epoch, step - 1) not in places:

@@ -49,22 +49,23 @@ def indexed(
     """Copy a sequential-only dataset into a folder, so that each sample has a number.
 
     An `ElasticDataset` accepts the result. The first call reads the whole dataset once and logs its
-    progress. Later calls reuse the copy, even in other processes and jobs. If several processes of a
-    host call `indexed` at the same time, one process makes the copy and the others wait. The copy is
-    as large as the decoded samples.
+    progress. Later calls reuse the copy, even in other processes and jobs. If several processes on
+    a host call `indexed` at the same time, one process makes the copy and the others wait. The copy
+    has the size of the decoded samples.
 
-    If the dataset reads files, the copy is made again after the name, size or modification time of a
+    If the dataset reads files, the copy is made again if the name, size or modification time of a
     file has changed. If the dataset reads an iterator, the copy is never made again automatically:
     remove the folder if the iterator's samples change.
 
     Args:
         dataset: a dataset of ``mindspore.dataset``, such as ``TFRecordDataset``, ``CSVDataset``,
-            ``TextFileDataset``, or a ``GeneratorDataset`` whose source is a function. It must have
-            no shards and ``shuffle=False``. The result has the samples in the dataset's order.
+            ``TextFileDataset``, or a ``GeneratorDataset`` whose source is a function. The dataset
+            must have no shards and ``shuffle=False``. The result has the samples in the dataset's
+            order.
         folder: the folder for the copy. Use one folder per dataset. The folder may be local to each
             host or on a shared disk.
-        num_shards: number of shards of the result. It is needed for ``--msrun``, but not for an
-            `ElasticDataset`.
+        num_shards: number of shards of the result, for ``--msrun``. An `ElasticDataset` doesn't
+            need this argument.
         shard_id: number of the shard that this process reads.
 
     Returns:

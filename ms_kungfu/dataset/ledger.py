@@ -1,8 +1,8 @@
-"""Write the ledger of trained samples, and read it for `ms_kungfu.dataset.audit`.
+"""Write the ledger of the samples used, and read it for `ms_kungfu.dataset.audit`.
 
-Each worker appends to its own file. It writes one line of JSON per committed step, with one ``write`` call per line.
-So only the last line of a killed worker's file may be incomplete. The lines are not synced to disk, so they survive a
-crash of the process but not a crash of the machine.
+Each worker appends to its own file. It writes one line of JSON per committed step, with one ``write`` call per line. So
+only the last line of a killed worker's file may be incomplete. The lines aren't synced to disk after each step, so they
+survive a crash of the process but not of the machine.
 
 A file begins with a header:
 - ``ledger``: the format of the file
@@ -13,10 +13,10 @@ A file begins with a header:
 - ``time``: the time in seconds since 1970
 - ``stopped``: the reason if the file ends before the training run, otherwise null
 
-If the dataset has shards, the header also has ``conditions``, the numeric environment
-(`ms_kungfu.dataset.conditions`). If the workers compared sample contents, the header has ``contents``
-(`ms_kungfu.dataset.contents`): ``samples``, the number of hashed samples, and the hashes ``some`` and ``all``. If the
-contents are the same in all processes, so are the hashes in all files.
+If the dataset has shards, the header also has ``conditions``, the numeric environment (`ms_kungfu.dataset.conditions`).
+If the workers compared sample contents, the header has ``contents`` (`ms_kungfu.dataset.contents`): ``samples``, the
+number of hashed samples, and the hashes ``some`` and ``all``. If the contents are the same in all processes, the hashes
+are the same in all files.
 
 The line of a step has ``rank``, and ``share``, the positions that were delivered to this worker. The line also has the
 values that are the same for all workers:
@@ -26,22 +26,22 @@ values that are the same for all workers:
 - ``total``, ``seed`` and ``shuffle``, which map positions to samples
 - ``first``: the number of the update's first step, if the update covers several steps (accumulated gradients)
 
-So each worker's share can be computed from any worker's line, even if the worker failed before it wrote its own line.
-At the end of an epoch, each worker writes a line with ``steps``, the number of steps, and ``left``, the positions that
-``drop_remainder`` leaves out. Both kinds of line also have ``job``, ``data`` and ``time``.
+So any worker's line suffices to compute all workers' shares, including that of a worker that failed before it wrote its
+own line. At the end of an epoch, each worker writes a line with ``steps``, the number of steps, and ``left``, the
+positions that ``drop_remainder`` leaves out. Both kinds of line also have ``job``, ``data`` and ``time``.
 
 Under ``kungfu-run --msrun``, a line may have ``ranks``, the number of ranks in the virtual world. A worker's share then
-consists of the blocks of all ranks whose work the worker does (`ms_kungfu.dataset.sharding`).
+consists of the blocks of all virtual ranks whose work the worker does (`ms_kungfu.dataset.sharding`).
 
 The line of a step that is partitioned into shards has these entries:
 - ``shards``: the number of shards in a full ``global_batch``
 - ``weights``: the weights by which shards are assigned to the members; empty if all members have equal weights
 - ``sums``: the number of ShardedSteps that ran on the step's batch
 
-The update of such a step contains the whole ``batch`` even if workers failed in the step; ``participants`` are the
+The update of such a step covers the whole ``batch`` even if workers failed in the step; ``participants`` are the
 workers that did not fail. A ``share`` lists the shards that were delivered to a worker: first the worker's own shards,
-then shards of workers that failed in the step. A worker without a shard receives the last shard, but the result that
-it computes isn't used.
+then shards of workers that failed in the step. A worker without a shard receives the last shard, but the result that it
+computes isn't used.
 
 At a fixed interval of steps, a line has a ``fingerprint`` of this worker's state after the step. The fingerprint's
 ``step`` is the number of steps since training began. Its ``tensors`` maps each tensor's name in a checkpoint to a
@@ -50,14 +50,14 @@ of another run.
 
 The last entry of a line is ``crc``, a CRC of the line's text that continues from the ``crc`` of the previous line. So a
 reader detects a line that is missing, repeated or altered. If whole lines are missing at the end of a file, the audit
-can detect this only from other workers' files. The header's ``crc`` doesn't continue into the next line, because the
-header may be rewritten.
+can detect this only from other workers' files. The ``crc`` of the next line doesn't continue from the header's, because
+the header may be rewritten.
 
 *Formats.* Format 1 has no header and no ``crc``, and its ``share`` is computed instead of observed. Format 2 has no
-shards; files without shards still use format 2. Format 3 has shards and their partition
-(`ops_src/shards/partition.h`), which the audit recomputes. A different partition rule needs a new format. An entry
-that readers may ignore can be added to a header or a line without a new format. A new kind of line, or a new meaning
-of an entry, needs the next format number. Older readers reject that number.
+shards; files without shards still use format 2. Format 3 has shards and their partition (`ops_src/shards/partition.h`),
+which the audit recomputes. A different partition rule needs a new format. An entry that readers may ignore can be added
+to a header or a line without a new format. A new kind of line, or a new meaning of an entry, needs the next format
+number, which older readers reject.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Ledger:
         self._told: dict[str, Any] = {}  # optional entries of the header
         self._fingerprints = fingerprints
         self._file: Any = None
-        self._job = ""  # unknown until the first line, because a standby doesn't know it when it starts
+        self._job = ""  # unknown until the first line, because a starting standby doesn't know its job
         self._whole = 0  # number of bytes in complete lines
         self._synced = False  # whether the folder, with the file's name in it, is synced
         self._crc = 0
@@ -223,7 +223,7 @@ class Ledger:
 
     def _create(self) -> Any:
         stem = f"{job()}-{runtime.uid():x}-{self._data}"
-        for number in range(1000):  # a worker may be a script that runs several programs; each has its own file
+        for number in range(1000):  # a worker may be a script that runs several programs, each with its own file
             with suppress(FileExistsError):
                 return (self._folder / f"{stem}{f'.{number}' if number else ''}.jsonl").open("xb", buffering=0)
         raise OSError(errno.EEXIST, f"{self._folder} already has 1000 files of the worker {stem}")
@@ -323,7 +323,7 @@ class End:
 
 @dataclass(frozen=True)
 class Stop:
-    """The record that says why a worker could no longer write its ledger."""
+    """The record of the reason why a worker could no longer write its ledger."""
 
     reason: str
     goes_on: bool
@@ -502,7 +502,7 @@ def _contents(header: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _header_in(name: str, line: bytes) -> dict[str, Any] | None:
-    """Return the header that the first line contains; None if it contains no header, as in format 1."""
+    """Return the header in a file's first line; None if the line contains no header, as in format 1."""
     try:
         header = decode_object(line, _MAX_LINE, raw_bytes=True, own=True)
         number = header["ledger"]

@@ -55,7 +55,7 @@ class Pipeline:
     """Number of passes over all samples per epoch."""
     num_shards: int | None = None
     shuffles: bool = False
-    """Whether the pipeline shuffles, either in a ``shuffle()`` operation or in its dataset."""
+    """Whether the pipeline shuffles, in a ``shuffle()`` operation or in its dataset."""
 
 
 def nodes_of(pipeline: ds.Dataset) -> list[ds.Dataset]:
@@ -71,8 +71,8 @@ def nodes_of(pipeline: ds.Dataset) -> list[ds.Dataset]:
 def leaves_of(pipeline: ds.Dataset) -> list[Any]:
     """Return separate copies of the datasets that the pipeline reads.
 
-    A copy of a GeneratorDataset reads in this process, not in forked processes. Each forked process would start with a
-    copy of this process's random generators, so all forked processes would augment in the same way.
+    A copy of a GeneratorDataset reads in this process instead of in forked processes. Each forked process would start
+    with a copy of this process's random generators, so all of them would augment in the same way.
     """
     if pipeline.children:
         return [leaf for child in pipeline.children for leaf in leaves_of(child)]
@@ -152,7 +152,7 @@ def _shuffles(sampler: Any) -> bool:
 def _check_below(sampler: Any) -> None:
     """Check the samplers that `sampler` reads from, such as those that ``split()`` adds.
 
-    These samplers remain in use, because an assignment of samples to workers replaces only `sampler`.
+    These samplers remain in use, because only `sampler` is replaced when samples are assigned to workers.
     """
     below = getattr(sampler, "child_sampler", None)
     while below is not None:
@@ -208,7 +208,7 @@ def _samples_of(leaf: Any) -> tuple[int | None, int, list[int] | None, int | Dra
 
 
 def is_numbered(leaf: Any) -> bool:
-    """Return whether a dataset can read any sample by its number, rather than only all samples in sequence."""
+    """Return whether a dataset can read any single sample by its number, rather than only all in sequence."""
     if isinstance(leaf, ds.GeneratorDataset):
         return hasattr(leaf.source, "__getitem__")
     return hasattr(leaf, "use_sampler")
@@ -257,10 +257,10 @@ def _drawn(leaf: Any, sampler: Any) -> tuple[int, None, Drawing]:
 
 
 def batched(pipeline: ds.Dataset, size: Sizes) -> ds.Dataset:
-    """Batch the pipeline with this size, or with the sizes that a function returns. No sample is left out.
+    """Batch the pipeline with this size, or with the sizes that a function returns, without leaving out samples.
 
-    If `pipeline` has a ``batch()``, only the size of that ``batch()`` changes. Otherwise a ``batch()`` is added. The
-    function modifies `pipeline`.
+    If `pipeline` has a ``batch()``, only the size of that ``batch()`` changes. If it has none, a ``batch()`` is added.
+    The function modifies `pipeline`.
     """
     node = _batch_of(pipeline)
     if node is None:

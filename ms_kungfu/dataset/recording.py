@@ -1,4 +1,4 @@
-"""Record the trained steps of a dataset."""
+"""Record the committed steps of a dataset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Record(Protocol):
         """Return whether the record of this step gets a fingerprint. `step` counts from the start of training."""
 
     def step(self, epoch: int, step: Step, rank: int, share: Iterable[Range], common: dict[str, Any]) -> None:
-        """Record a trained step. `share` contains the positions that were delivered to this worker."""
+        """Record a committed step. `share` contains the positions that were delivered to this worker."""
 
     def end(self, cursor: EpochCursor, rank: int, common: dict[str, Any]) -> None:
         """Record the end of an epoch."""
@@ -68,7 +68,7 @@ class Recording:
         self._delivered = []
 
     def commit(self, epoch: int, steps: Sequence[Step], rank: int, common: dict[str, Any], by_shards: bool) -> None:
-        """Record trained steps. With `by_shards`, there is only one step, and all delivered shares belong to it."""
+        """Record committed steps. With `by_shards`, there is only one step, to which all delivered shares belong."""
         delivered, self._delivered = self._delivered, []
         if by_shards:
             delivered = [tuple(part for each in delivered for part in each)]

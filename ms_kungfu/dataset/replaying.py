@@ -1,8 +1,8 @@
 """Run a program again for `ms_kungfu.replay`, and compare its steps with the recorded ones.
 
-The replay command writes the recorded steps to the file that KUNGFU_REPLAY names, and reads the result from a file
-next to it. As soon as a step differs, or no step is left to compare, the program ends with SystemExit. So the program's
-work after training isn't repeated.
+The replay command writes the recorded steps to the file that KUNGFU_REPLAY names, and reads the result from a file next
+to that file. As soon as a step differs, or no step is left to compare, the program ends with SystemExit. So the
+program's work after training isn't repeated.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Outcome:
     difference: str = ""
     """A message that describes the first difference."""
     wrong: str = ""
-    """A message that says why the runs can't be compared."""
+    """A message with the reason why the runs can't be compared."""
 
     def save(self, orders: Path) -> None:
         path = _beside(orders)

@@ -13,7 +13,7 @@ _SHOWN = 20  # the text lists at most this number of samples or problems, and co
 
 @dataclass
 class Epoch:
-    """What the ledger says about an epoch. Sample numbers refer to the source, not to the epoch's permutation."""
+    """The ledger's facts about an epoch. Sample numbers refer to the source, not to the epoch's permutation."""
 
     data: int
     epoch: int
@@ -23,7 +23,7 @@ class Epoch:
     trained: int
     """Number of samples used at least once."""
     missing: list[int] = field(default_factory=list)
-    """Samples of a finished epoch that weren't trained."""
+    """Samples that weren't used in a finished epoch."""
     repeated: dict[int, list[int]] = field(default_factory=dict)
     """Maps each sample that was used more than once to the steps that used it."""
     dropped: list[int] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Epoch:
     compared: int = 0
     """Number of samples whose recorded content is the same on all workers."""
     given_back: int = 0
-    """Number of samples that failed workers had received and that were assigned to other workers again."""
+    """Number of samples that failed workers had received and that were then assigned to other workers."""
 
     @property
     def exact(self) -> bool:
@@ -56,7 +56,7 @@ class Report:
 
     @property
     def proves(self) -> str:
-        """Return which properties of the samples the audit proves: "numbers", or "numbers and contents"."""
+        """Return the properties of the samples that the audit proves: "numbers", or "numbers and contents"."""
         return "numbers and contents" if all(epoch.compared for epoch in self.epochs) else "numbers"
 
 

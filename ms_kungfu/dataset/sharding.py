@@ -1,18 +1,17 @@
-"""Divide an epoch into steps, and a step into the workers' shares. Equal calls give equal shares on every worker.
+"""Divide an epoch into steps, and a step into the workers' shares. Equal calls return equal shares on every worker.
 
-An epoch is a permutation of the samples, the same on every worker. The *pool* contains the untrained positions of the
-permutation. It is a list of ranges of positions, in training order. A step takes a *global batch* from the front of the
-pool. These positions are assigned to the workers in contiguous blocks, the workers' *shares*. When the
-step is committed, the shares of the participants count as trained. If a worker fails and the step is committed without
-it, that worker's share goes back to the end of the pool. After a change of membership, a worker needs only the pool to
-continue.
+An epoch is a permutation of the samples, the same on every worker. The *pool* is a list of ranges that contains the
+unused positions of the permutation, in training order. A step takes a *global batch* from the front of the pool. These
+positions are assigned to the workers in contiguous blocks, the workers' *shares*. When the step is committed, the
+shares of the participants count as trained. If a worker fails and the step is committed without it, that worker's share
+goes back to the end of the pool. After a change of membership, a worker needs only the pool to continue.
 
 Rules
 - A step takes `global_batch` samples, but the last steps of an epoch may take fewer. If more than one but fewer than
   one and a half global batches remain, the last two steps divide the samples evenly. If one global batch or less
-  remains, the last step takes all remaining samples. So no step is tiny, and no step is larger than requested. An epoch
-  has ``ceil(total / global_batch)`` steps at any cluster size. It has more steps only if shares went back to the pool.
-  With `drop_remainder`, samples that don't fill a global batch are left out.
+  remains, the last step takes all remaining samples. So no step is tiny, and no step is larger than requested. At any
+  cluster size, an epoch has ``ceil(total / global_batch)`` steps, and more only if shares went back to the pool. With
+  `drop_remainder`, samples that don't fill a global batch are left out.
 - If steps are partitioned into shards, the same rules apply to shards instead of samples. A shard has `unit` samples,
   but the last shard of an epoch may have fewer.
 - A step's samples are assigned in blocks that are as even as possible. If the division has a remainder, each of the
@@ -20,9 +19,9 @@ Rules
 - With ``kungfu-run --msrun``, a worker may do the work of several ranks of a virtual world of fixed size. A step's
   samples are then assigned to the virtual ranks in blocks that are as even as possible. A worker's share consists of
   the blocks of its virtual ranks, one after the other.
-- If a step has fewer samples than workers, the last workers have no sample. They still take part: they repeat the
-  step's last sample and contribute with weight 0. If all workers with a sample of their own fail, the update uses the
-  repeated sample. That sample then counts as trained and doesn't go back to the pool.
+- If a step has fewer samples than workers, the last workers have no sample. These workers still take part: they repeat
+  the step's last sample and contribute with weight 0. If all workers with a sample of their own fail, the update uses
+  the repeated sample, which then counts as trained and doesn't go back to the pool.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ class Drawing:
 class Order:
     """Map each position of an epoch to a sample.
 
-    `drawn_from` is a `Drawing`, or the number of samples from which each epoch takes `total`. In the second
-    case, each epoch takes different samples.
+    `drawn_from` is a `Drawing`, or the number of samples from which each epoch takes `total`. With a number, each epoch
+    takes different samples.
     """
 
     def __init__(self, total: int, drawn_from: int | Drawing, shuffle: bool) -> None:
@@ -119,7 +118,7 @@ def step_length(left: int, global_batch: int, drop_remainder: bool = False, unit
 
 
 def count_full(left: int, global_batch: int, drop_remainder: bool = False, unit: int = 1) -> int:
-    """Return how many steps with a full global batch follow if `left` samples remain in the epoch."""
+    """Return the number of steps with a full global batch if `left` samples remain in the epoch."""
     if drop_remainder:
         return left // global_batch
     left = -(-left // unit) * unit
@@ -153,7 +152,7 @@ def blocks(length: int, place: int, workers: int, ranks: int = 0) -> list[Range]
 
 
 def count(ranges: Iterable[Range]) -> int:
-    """Return how many positions are in `ranges`."""
+    """Return the number of positions in `ranges`."""
     return sum(last - first for first, last in ranges)
 
 
@@ -220,7 +219,7 @@ class Step:
 
 
 class EpochCursor:
-    """Track which samples of an epoch are trained, which are assigned and which are left.
+    """Track which samples of an epoch are used, which are assigned and which are left.
 
     All workers make the same calls and so have the same pool. `take` assigns a step, and `commit` counts the shares of
     the step's participants as trained. `put_back` returns the positions of uncommitted steps to the pool.
@@ -237,13 +236,13 @@ class EpochCursor:
         self.steps = 0
         """Number of committed steps in this epoch."""
         self.pool: tuple[Range, ...] = ((0, total),)
-        """The positions that aren't trained yet, in the order in which they will be trained."""
+        """The positions that aren't used yet, in the order of their use."""
         self.taken: list[Step] = []
         """Steps that are assigned but not committed. Their positions are at the front of the pool."""
 
     @property
     def left(self) -> int:
-        """Return the number of untrained samples of the epoch."""
+        """Return the number of the epoch's samples that aren't used yet."""
         return count(self.pool)
 
     @property

@@ -1,8 +1,8 @@
 """Partition an epoch's steps into shards. All functions are pure. ops_src/shards/step.h explains shards and gradients.
 
 A step of T samples has ``ceil(T / unit)`` shards. Each shard has `unit` samples, except the last shard of the epoch,
-which may have fewer. A worker to which no shard is assigned computes the step's last shard, because each worker must
-compute some data. The result of that worker isn't used.
+which may have fewer. A worker without an assigned shard computes the step's last shard, because each worker must
+compute something. That worker's result isn't used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def last_share(length: int, unit: int) -> float:
 
 
 def shards_in(share: Iterable[sharding.Range], batch: Iterable[sharding.Range], unit: int) -> list[int]:
-    """Return which shards of a step a worker received, in the order of `share`.
+    """Return the shards of a step that a worker received, in the order of `share`.
 
     Raise ValueError if `share` contains only a part of a shard.
     """
@@ -50,11 +50,10 @@ def shards_in(share: Iterable[sharding.Range], batch: Iterable[sharding.Range], 
 def deal(
     rest: Positions, global_batch: int, unit: int, drop_remainder: bool, shards_of: Callable[[int], list[int]]
 ) -> tuple[Positions, Positions]:
-    """Return which shards a worker will compute if nothing changes until the end of the epoch.
+    """Return the shards that a worker will compute if nothing changes until the end of the epoch.
 
-    The result is the positions of the worker's shards, one shard after the other, and the length of each shard.
-    `rest` contains the untrained positions. ``shards_of(n)`` returns which shards of a step with n shards are assigned
-    to the worker.
+    The result is the positions of the worker's shards, one shard after the other, and the length of each shard. `rest`
+    contains the unused positions. ``shards_of(n)`` returns the worker's shards of a step with n shards.
     """
     full = sharding.count_full(rest.size, global_batch, drop_remainder, unit)
     per_step = global_batch // unit

@@ -1,8 +1,8 @@
 """Assign shares of the samples to a worker. The samples have the same order on all workers.
 
 `Shares` decides which samples a worker receives, which samples count as trained and which go back
-to the pool. It doesn't depend on MindSpore; its subclass `ElasticDataset` does. All workers must
-make the same calls at the same steps.
+to the pool. `Shares` doesn't depend on MindSpore, but its subclass `ElasticDataset` does. All
+workers must make the same calls at the same steps.
 
 `Shares` accepts the arguments of `ElasticDataset`, and also `passes`, the number of passes over all
 samples per epoch. The ledger counts each pass as a separate epoch, in which each sample is used
@@ -99,12 +99,12 @@ class Shares:
 
     @property
     def position(self) -> int:
-        """Number of samples of this epoch that all workers together have trained."""
+        """Number of samples of this epoch on which all workers together have trained."""
         return (self._passes - self._passes_left) * self._total - self._cursor.left
 
     @property
     def steps(self) -> int:
-        """Number of trained steps of this epoch."""
+        """Number of committed steps of this epoch."""
         return self._steps_before + self._cursor.steps
 
     def _assignment(self) -> tuple[int, ...]:
@@ -123,7 +123,7 @@ class Shares:
 
     @global_batch_size.setter
     def global_batch_size(self, samples: int) -> None:
-        """Set a constant global batch size. Set it on all workers at the same step."""
+        """Set a constant global batch size, on all workers at the same step."""
         self.set_batch_size(global_batch_size=samples)
 
     @property
@@ -143,7 +143,7 @@ class Shares:
 
     @property
     def keeps_ledger(self) -> bool:
-        """Whether trained samples are recorded in a ledger."""
+        """Whether a ledger records the samples that training uses."""
         return self._recording.ledger is not None
 
     def sync_ledger(self) -> None:
@@ -155,7 +155,7 @@ class Shares:
         return self._recording.off()
 
     def conditions(self) -> dict[str, Any]:
-        """Return the settings on which the exact results depend; {} if they depend on the cluster, too."""
+        """Return the settings on which the exact results depend; {} if the results also depend on the cluster."""
         return {}
 
     def read_contents(self) -> None:
@@ -185,12 +185,11 @@ class Shares:
         method raises an exception, nothing changes.
 
         Args:
-            batch_size: number of samples per worker in a step. Give either this or `global_batch_size`.
-            global_batch_size: number of samples of all workers together in a step. It stays constant if
-                the cluster changes.
-            shards: number of shards in a step; unchanged by default. If the shape of a shard changes, all
-                workers compile again. The shape stays the same if `shards` changes in proportion to
-                `global_batch_size`.
+            batch_size: number of samples per worker in a step. Pass either this or `global_batch_size`.
+            global_batch_size: number of samples of all workers together in a step. It stays constant when the cluster
+                changes.
+            shards: number of shards in a step; unchanged by default. If the shape of a shard changes, all workers
+                compile again. The shape is unchanged if `shards` changes in proportion to `global_batch_size`.
 
         Raises:
             ValueError: if both sizes or neither size is given, or if `shards` doesn't divide the global
@@ -221,7 +220,7 @@ class Shares:
         """Count the assigned steps as trained by `participants`.
 
         Shares of other ranks go back to the pool. Call this on all workers with the same arguments,
-        after the outcome of the step is known and before the membership changes.
+        when the outcome of the step is known and the membership hasn't changed yet.
 
         Args:
             participants: the ranks whose samples are in the step, the same on all workers. None means
@@ -239,8 +238,8 @@ class Shares:
         common = self._ledger_common(dealt)
         if self.shards is None:
             if dealt.version != runtime.cluster_version():
-                # The step was assigned in an earlier cluster, whose ranks were different. A manual resize has ended
-                # that cluster.
+                # The step was assigned in an earlier cluster with different ranks. A manual resize has ended that
+                # cluster.
                 participants = membership.participants_of(dealt.version)
             living = dealt.members if participants is None else tuple(r for r in dealt.members if r in participants)
             if dealt.rank not in living:
@@ -272,7 +271,7 @@ class Shares:
             membership.set_weight(1)
 
     def shards_of(self, count: int) -> list[int]:
-        """Return which of a step's `count` shards are assigned to this worker."""
+        """Return this worker's shards of a step with `count` shards."""
         return self._dealing.shards_of(count)
 
     def weigh(self, weights: Sequence[int]) -> None:
@@ -280,7 +279,7 @@ class Shares:
         self._dealing.weigh(weights)
 
     def take_back(self, participants: Sequence[int]) -> None:
-        """Assign uncommitted steps to `participants` again, because a step was undone.
+        """Assign uncommitted steps again, to `participants`, because a step was undone.
 
         Call this on all workers with the same ranks, before the membership changes.
         """
@@ -344,8 +343,8 @@ class Shares:
         self.contents = contents.the_same(self.contents, state.get("contents"), self._total)
         self._recording.forget()
         self._sums, self._seed, self._steps_before = 0, state["seed"], state.get("steps_before", 0)
-        # If this dataset and `state` both have shards, use the number in `state`. A checkpoint of another training run
-        # may have no shards.
+        # If this dataset and `state` both have shards, use the number in `state`. The checkpoint of another training
+        # run may have no shards.
         shards = None if self.shards is None else state.get("shards") or self.shards
         per_worker, of_all = state["batch"]
         self._hold(BatchSize(per_worker, of_all, shards))

@@ -18,8 +18,8 @@ Given = Union[ds.Dataset, Callable[[list[int]], ds.Dataset]]
 class _Numbers(list[int]):
     """A list of integers that isn't copied with a MindSpore pipeline, so that all copies share it.
 
-    Copying the list for each iterator, and checking each number in SubsetSampler, would take longer than all other work
-    for a new partition.
+    For a new partition, copying the list for each iterator and checking each number in SubsetSampler would take longer
+    than all other work.
     """
 
     def __deepcopy__(self, memo: Any) -> _Numbers:
@@ -98,7 +98,7 @@ class Source:
         return [leaf]
 
     def _reads_alike(self) -> bool:
-        """Return whether the samples come from files or arrays, so that each read of a sample yields equal content."""
+        """Return whether the samples come from files or arrays, so that all reads of a sample yield equal content."""
         if not isinstance(self._given, ds.Dataset):
             return False
         leaf = pipelines.nodes_of(self._given)[-1]

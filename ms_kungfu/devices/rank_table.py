@@ -135,7 +135,7 @@ def read(path: str | os.PathLike[str]) -> RankTable:
 
 
 def find_mistakes(document: object) -> Iterator[str]:
-    """Yield a message for each mistake in a parsed document. If there is none, the document is a valid table."""
+    """Yield a message for each mistake in a parsed document. A document without mistakes is a valid table."""
     if not isinstance(document, dict):
         yield f"it must be a JSON object, got {_kind(document)}"
         return
@@ -220,7 +220,8 @@ def _mistakes_in_servers(servers: list[Any]) -> Iterator[str]:
                 yield f"device_ip {ip} is given twice, to {ips[ip]} and to {which}"
             else:
                 ips[ip] = which
-    # Skip this check if a rank can't be read or is listed twice: that mistake was reported above and causes the gap.
+    # Skip this check if a rank can't be read or is listed twice, because that mistake was reported above and causes the
+    # gap.
     missing = sorted(set(range(len(ranks))) - set(ranks))
     if missing and all_ranks_known:
         listed = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")

@@ -16,9 +16,9 @@ no more batches, and `step_end` has no effect. So the loop and the program end n
 status 0.
 
 *Schedule*: at the step of a schedule entry, the workers request the entry's size. The cluster
-changes as soon as the new workers are ready. If the cluster hasn't reached the size when the next
-entry is due, the next entry replaces the request. If the schedule is a dict or a string, the
-launcher starts the workers for the next entry early. If these workers are ready at the entry's
+changes as soon as the new workers are ready. If the cluster hasn't reached that size when the next
+entry is due, that entry's size replaces the requested size. If the schedule is a dict or a string,
+the launcher starts the workers for the next entry early. If these workers are ready at the entry's
 step, the resize doesn't have to wait for them (docs/resizing.md).
 
 *Learning rates*: `lr_rule` applies to all optimizers of ``mindspore.nn`` in `trained`. It
@@ -26,25 +26,25 @@ multiplies their rates by a factor. For ``"linear"`` the factor is the current s
 initial size. For ``"sqrt"`` it is the square root of that ratio. If `lr_rule` is a function, the
 function returns the factor. The initial size is the cluster size at the first `begin` with that
 optimizer. If training uses shards, the rule uses the global batch size instead of the cluster size,
-because a resize doesn't change the batch.
+because a resize doesn't change that batch size.
 
 *Asynchronous*: each worker runs its steps independently. This is the default if all optimizers in
-`trained` are asynchronous (`PairAveragingOptimizer`). The workers meet after their current steps
-only for one of these reasons:
+`trained` are asynchronous (`PairAveragingOptimizer`). The workers meet after a step only for one of
+these reasons:
 
 - a change of the cluster;
-- an entry of the schedule, as soon as one worker has reached the entry's step;
+- a schedule entry, as soon as one worker has reached the entry's step;
 - a checkpoint;
 - the end of a training call.
 
 `ms_kungfu.membership.sync_points` contains the correctness argument. When the workers have met, all
 of them continue from the step, epoch and data position of the worker that is furthest ahead. The
 first worker that finishes ends the training call for all workers: on the others, `should_stop`
-becomes true. If a loop doesn't use `epochs`, the program must call `end`. No two living workers
-use the same sample in an epoch. The samples that slower workers haven't reached are skipped, so
-asynchronous training rejects a ledger. It also rejects the options for which the workers must meet
-at every step (`policy`, `monitor`, `wait`). With ``asynchronous=False`` the workers meet at every
-step.
+becomes true. If a loop doesn't use `epochs`, the program must call `end`. No two living workers use
+the same sample in an epoch. Samples that slower workers haven't reached are skipped, so
+asynchronous training rejects a ledger. Asynchronous training also rejects the options for which the
+workers must meet at every step (`policy`, `monitor`, `wait`). With ``asynchronous=False`` the
+workers meet at every step.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ class Ahead:
 
     The lowest living rank reports once in each cluster version, and again if the next entry of the schedule changes.
     The rank reports only after the version's first step. During that step, the workers need the cores for compiling,
-    and the launcher doesn't know yet how much memory a worker needs. The rank doesn't report during a resize, because
-    the launcher first starts the workers for that resize.
+    and the launcher doesn't know yet how much memory a worker needs. During a resize, the rank doesn't report, because
+    the launcher must first start the workers for that resize.
     """
 
     def __init__(self, schedule: Schedule | None) -> None:

@@ -80,8 +80,8 @@ class AsynchronousSteps:
     def _go_to_the_furthest(self, wanted: int | None, checkpoint: bool, ended: bool) -> tuple[int | None, bool, bool]:
         """Continue from the position of the worker that is furthest ahead (collective).
 
-        Return what the workers have agreed on: the schedule's size, whether a checkpoint is due, and whether training
-        ends.
+        Return the values on which the workers have agreed: the schedule's size, whether a checkpoint is due, and
+        whether training ends.
         """
         training = self.training
         # Two workers can be at the same step although only one of them has counted the end of the epoch.

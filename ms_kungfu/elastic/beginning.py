@@ -65,7 +65,7 @@ class Beginning:
         """Do slow preparations now, because the other workers have to wait for this worker later."""
         data, shards = self.training.dataset, self.carried.deals_shards
         if shards:
-            # Do this before the program creates kernels, because their results depend on the number of cores.
+            # Do this before the program creates kernels, because the kernels' results depend on the number of cores.
             membership.fix_cores()
         if self.prepare is not None and (membership.is_joining() or shards):
             began = membership.monotonic()
@@ -110,7 +110,7 @@ class Beginning:
         self.changes.change_to(self.size_after(0) if training.step == 0 else None)
 
     def _go_on(self, resume: dict[str, Any], joins: bool) -> None:
-        """Continue in the middle of a training call that the other workers or an earlier job have begun."""
+        """Continue a training call that the other workers or an earlier job have begun."""
         training = self.training
         training.step, training.first_step, training.epoch = resume["step"], resume["first_step"], resume["epoch"]
         program.current().resuming = True

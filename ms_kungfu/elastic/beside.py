@@ -1,7 +1,7 @@
 """Warn about cells that look like copies of a trained network but aren't part of the training state.
 
-Examples of such copies are a moving average of the weights, and a target network. A joining worker doesn't receive the
-copy, and a checkpoint doesn't contain it. ms_kungfu can't know the purpose of a copy, so it only warns.
+Examples of such copies are a moving average of the weights, and a target network. A joining worker doesn't receive
+these copies, and a checkpoint doesn't contain them. ms_kungfu can't know the purpose of a copy, so it only warns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collect the state that determines the next training step. `ms_kungfu.elastic.state` lists the pieces."""
+"""Collect the state that determines the next training step. `ms_kungfu.elastic.state` lists its pieces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Carried:
     """The training state: everything that a joining worker receives and a checkpoint contains.
 
     Args:
-        training: provides the training's progress and dataset.
+        training: provides the progress and the dataset.
         trained: the cells, optimizers and other objects that the program has passed to `ElasticTraining`.
         measuring: the monitor and the policies, which also have state.
     """
@@ -126,7 +126,7 @@ class Carried:
     def consistency(self) -> ConsistencyCheck:
         """Return an object that checks whether the workers' states are equal.
 
-        It checks only the state that must be equal on all workers.
+        The object checks only the state that must be equal on all workers.
         """
         now = self._training.training_state
         different = [*now.averaged, *now.statistics]

@@ -45,13 +45,13 @@ class ClusterChanges:
         self.may_follow: Callable[[], bool] = lambda: True
         """A function that returns whether the cluster may change after this step, the same on all workers."""
         self.defers_until: str | None = None
-        """A text for the log that says until when changes are deferred; None if they aren't deferred for long."""
+        """A log text that names the time until which changes are deferred; None if they aren't deferred for long."""
         self.consistency: ConsistencyCheck | None = None
         """The consistency check; None before training begins."""
         self.stop_asked = False
         """Whether this worker's program has requested a stop."""
         self._asked_end = 0
-        """The signal that ends the job, as this worker reports it to the other workers; 0 if there is none."""
+        """The signal that ends the job, which this worker reports to the other workers; 0 if there is no signal."""
         self._stopped = False  # whether all workers have agreed to stop
         self.statistics = StepStatistics(self.training, self.measuring)
         self.job_end = LastCheckpoint(self.checkpoints, self.statistics)
@@ -84,7 +84,7 @@ class ClusterChanges:
         self.defers_until = "this training call ends" if is_last else None
 
     def suspend(self, suspended: bool) -> None:
-        """If `suspended`, end this worker's loop and dataset early. Otherwise let them run normally again."""
+        """If `suspended`, end this worker's loop and dataset early. If not, let both run normally again."""
         self.training.should_stop = suspended
         if self.training.dataset is not None:
             self.training.dataset.suspended = suspended

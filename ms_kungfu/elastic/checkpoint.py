@@ -7,15 +7,15 @@ file contains all Parameters under their names, so ``ms.load_checkpoint`` and ``
 Buffers are in entries ``kungfu/buffer/<path>``. The entry ``kungfu`` is a JSON string with the rest of the state
 (`ms_kungfu.elastic.state`) and these fields:
 
-- ``format``: the number of the file format; 1 if missing. The number changes only if older versions of ms_kungfu can't
-  ignore an addition to the format. A file with a newer format is rejected, and stays unchanged.
+- ``format``: the number of the file format; 1 if the field is missing. The number changes only if older versions of
+  ms_kungfu can't ignore an addition to the format. A file with a newer format is rejected, but not changed.
 - ``written_by``: the version of ms_kungfu that wrote the file.
 - ``conditions``, only with shards: the numeric environment, on which the exact results depend
   (`ms_kungfu.dataset.conditions`).
 
 A checkpoint file is either complete or missing: it is written under another name in the same folder, flushed to the
-disk, and then renamed. Before the file is written, all workers flush their ledgers, so that training can continue with
-the ledgers after a machine has crashed.
+disk, and then renamed. Before the file is written, all workers flush their ledgers, so that the ledgers can be
+continued after a machine has crashed.
 
 Several jobs may use the same folder, one after another. Each job reserves the next job number by creating ``.job-N``;
 if two jobs try at the same time, only one of them succeeds. Files of a job with a higher number
@@ -98,7 +98,7 @@ class CheckpointFolder:
     """Write checkpoints to a folder in a background thread, and keep the last `keep` of them.
 
     If writing fails (e.g. because the disk is full), the thread logs a warning and keeps the earlier checkpoints. While
-    a snapshot is being written, one more snapshot can wait. A third snapshot replaces the snapshot that waits.
+    a snapshot is being written, one more snapshot can wait. A third snapshot replaces the waiting one.
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 3) -> None:
@@ -106,7 +106,7 @@ class CheckpointFolder:
         self.job = 1
         """The number of this process's job in the folder: see `take_job`."""
         self._keep = keep
-        # No other writer may use this name. A process ID isn't sufficient, because hosts may share the folder.
+        # Other writers must not use this name. A process ID isn't sufficient, because hosts may share the folder.
         self._unfinished = f"{_UNFINISHED}{uuid.uuid4().hex[:12]}-"
         self._lock = threading.Condition()
         self._waiting: Snapshot | None = None  # `_lock` guards `_waiting` and `_writing`
@@ -243,8 +243,8 @@ class CheckpointFolder:
         """Return (path, entries, host) of the newest readable checkpoint; None if the folder contains no checkpoint.
 
         Damaged files are renamed. Raise KungFuError if the folder contains checkpoints but none of them can be read.
-        Renamed damaged files also count as checkpoints. Also raise KungFuError if this version doesn't support the
-        newest readable file's format.
+        Renamed damaged files also count as checkpoints. Also raise KungFuError if this version of ms_kungfu doesn't
+        support the format of the newest readable file.
         """
         import mindspore as ms
 
@@ -281,7 +281,7 @@ class CheckpointFolder:
 def restore_tensors(
     state: TrainingState, entries: Mapping[str, Any], path: Path, dataset: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a checkpoint file's entries to the state's tensors. `dataset`: the state of the checkpoint's dataset.
+    """Copy a checkpoint file's entries into the state's tensors. `dataset`: the dataset's state in the checkpoint.
 
     If names, shapes or dtypes differ, raise KungFuError without changing any tensor.
     """
@@ -400,7 +400,7 @@ class Checkpointing:
         self.folder.save(take_snapshot(step, now, host))
 
     def make_up(self, step: int) -> None:
-        """Write another checkpoint if the last checkpoint's writer may have failed before the file was complete.
+        """Write another checkpoint if the writer of the last one may have failed before its file was complete.
 
         Called after training, and after a change of the cluster as soon as all workers have the training state.
         """
@@ -411,7 +411,7 @@ class Checkpointing:
 
         def look() -> str:
             # While the worker that writes the checkpoint is a member, it remains the lowest rank. If that worker was
-            # removed, it still completes its checkpoint, and the checkpoint written below is superfluous.
+            # removed, it still completes its checkpoint; then the checkpoint that is written below is superfluous.
             return "writing" if mine.writes_checkpoint else "there" if folder.has(last) else "lost"
 
         folder.job = mine.job
@@ -438,16 +438,17 @@ class Checkpointing:
         resumed = not joined and not goes_on and path not in known and self._restore(self.folder)
         if program.is_behind():
             return False  # the checkpoint belongs to a later training call, and that call will restore it
-        # A joining worker doesn't read the folder later either, because the other workers have already read it.
+        # A joining worker must not read the folder later either, because the other workers have already read the
+        # folder.
         known.add(path)
         return resumed
 
     def _restore(self, folder: CheckpointFolder) -> bool:
         """Restore the newest checkpoint; return whether it was restored.
 
-        If the checkpoint was written in a later training call, that call restores it, because the state belongs to the
-        objects of that call. The file isn't read again before that call. Only the lowest rank reads the file, because
-        other hosts may lack the folder.
+        If the checkpoint was written in a later training call, that call restores the checkpoint, because the state
+        belongs to the objects of that call. The file isn't read again before that call. Only the lowest rank reads the
+        file, because other hosts may lack the folder.
         """
         now, rank, mine = self._training.training_state, runtime.current_rank(), program.current()
         path = os.path.abspath(folder.folder)
@@ -483,7 +484,7 @@ class Checkpointing:
         there, dataset = host.get("conditions", {}), self._training.dataset
         gives_shards = False
         if dataset is not None and dataset.shards is not None:
-            # The dataset continues with the checkpoint's values of these arguments.
+            # The dataset continues with the values that the checkpoint has for these arguments.
             conditions = {**conditions, **{name: there[name] for name in ARGUMENTS if name in there}}
             gives_shards = not dataset.shards_are_chosen and "shards" in there
         batch = _other_batch(*(_batch(each, gives_shards) for each in (found.get("dataset"), _dataset_of(now))))

@@ -16,7 +16,7 @@ PYTHON = "PyExecute"
 def graph_mode() -> bool:
     """Return whether MindSpore is in GRAPH mode, which compiles cells.
 
-    This function is faster than `ms.get_context`, which takes as long as some kernels.
+    This function is faster than `ms.get_context`, which is as slow as some kernels.
     """
     return bool(context._get_mode() == ms.GRAPH_MODE)
 
@@ -28,7 +28,7 @@ def parameters(cell: nn.Cell) -> list[Any]:
 
 
 def effects(cell: nn.Cell) -> set[str]:
-    """Return which primitives in a cell's graphs have side effects other than writing Parameters.
+    """Return the primitives in a cell's graphs that have side effects other than writing Parameters.
 
     Such primitives print, record, raise, communicate, or draw random numbers from an internal state. The function also
     looks into branches and loops. The result contains `PYTHON` if a graph calls the Python interpreter, which may do

@@ -57,7 +57,8 @@ def pieces_of(
     """Return the weights, learning rates and loss scales in the trained objects.
 
     Tensors whose `id` is in `without` are left out. With `all_parameters`, the result includes the Parameters that no
-    optimizer trains. An optimizer's pieces aren't compared while the workers train different models with it.
+    optimizer trains. An optimizer's pieces aren't compared while the workers train different models with that
+    optimizer.
     """
     import mindspore as ms
     from mindspore import nn
@@ -76,7 +77,7 @@ def pieces_of(
             counts = (lambda: not owner.replicas_differ) if hasattr(owner, "replicas_differ") else (lambda: True)
             found[name] = Piece(name, tensor.nbytes, (tensor,), counts=counts)
 
-    # If several pieces differ, the message names the one that this function adds first. Rates and scales come before
+    # If several pieces differ, the message names the piece that this function adds first. Rates and scales come before
     # weights, because different rates or scales make the weights differ.
     optimizers = inventory.collect_optimizers(trained)
     for optimizer in optimizers:
@@ -115,7 +116,7 @@ def pieces_of(
 def _served(trained: Sequence[Any]) -> list[Any]:
     """Return the Parameters in `trained` whose gradients are reduced by a reducer of this process.
 
-    If a reducer doesn't know its Parameters, it may reduce any gradients. Then the result includes the trainable
+    A reducer that doesn't know its Parameters may reduce any gradients. In this case, the result includes the trainable
     Parameters of all cells that contain no optimizer.
     """
     import mindspore as ms
@@ -140,7 +141,7 @@ def _parameters_of(rates: Any) -> list[Any]:
 
 
 class ConsistencyCheck:
-    """Check all pieces in every `PERIOD` steps. Each step checks about the same number of bytes."""
+    """Check each piece once per `PERIOD` steps, and about the same number of bytes in each step."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = pieces

@@ -1,4 +1,4 @@
-"""The determinism probe: test that a shard's gradients depend only on the shard.
+"""The determinism probe, which tests that a shard's gradients depend only on the shard.
 
 The probe runs in the first step of each cluster version that contains a new worker. All workers compare their numeric
 environments, that is, the settings that affect numeric results. Then each worker computes the step's first shard, and
@@ -77,9 +77,9 @@ class DeterminismProbe:
         names: Callable[[int], list[str]],
         conditions: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """Run the probe if it is due. Called in a step, before the step's first shard (collective).
+        """Run the probe if it is due. Called before a step's first shard (collective).
 
-        ``compute(shard)`` computes a shard without contributing its gradients. `conditions` returns the numeric
+        ``compute(shard)`` computes a shard but doesn't contribute its gradients. `conditions` returns the numeric
         environment.
 
         Raises:

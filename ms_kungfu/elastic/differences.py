@@ -20,8 +20,8 @@ def checksum(values: Array) -> str:
     """Return the CRC-32 of an array's bytes, as hexadecimal digits.
 
     The checksum detects every difference that lies within 32 consecutive bits. Of all other
-    differences, it misses 1 in 2**32. One core processes 1.5 GB/s; with a cryptographic hash, it
-    would process 0.3 to 0.5 GB/s.
+    differences, it misses 1 in 2**32. One core computes it at 1.5 GB/s; a cryptographic hash would
+    reach only 0.3 to 0.5 GB/s.
     """
     return f"{zlib.crc32(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data):08x}"
 
@@ -47,7 +47,7 @@ def differing(everyones: Mapping[int, Mapping[str, Value]]) -> dict[str, dict[Va
 
 @dataclass(frozen=True)
 class Consensus:
-    """The result of `consensus`. It is true if the tensors are bitwise identical on all workers."""
+    """The result of `consensus`, which is true if the tensors are bitwise identical on all workers."""
 
     differing: Mapping[str, Mapping[str | None, list[int]]]
     """Maps the name of each tensor that differs to its checksums, and each checksum to its ranks."""

@@ -1,6 +1,6 @@
 """Log the cluster's events on a worker. Each event is one line, with its step and reason.
 
-The state of this module belongs to the process and not to one training call, because the cluster may reach a requested
+This module's state belongs to the process rather than to one training call, because the cluster may reach a requested
 size in a later training call.
 """
 
@@ -59,7 +59,7 @@ def deferred(step: int, until: str) -> None:
 def deaths(step: int, longer_s: float) -> None:
     """Log the workers that have failed since this function was last called.
 
-    `longer_s`: how much longer than usual the step took, as far as the failure is the cause.
+    `longer_s`: by how many seconds the failures made the step longer than usual.
     """
     own = program.current().told
     lost = membership.lost_ranks()
@@ -77,9 +77,9 @@ def deaths(step: int, longer_s: float) -> None:
 
 
 def step_ended(step: int) -> None:
-    """Log failures and a long compilation in the step that has just ended. Report a step that took unusually long."""
+    """Log failures and a long compilation in the step that has just ended. Report an unusually long step."""
     compiled_s, ended_steps = _compiled_s(), membership.current().ended_steps
-    if ended_steps.last_s < _COMPILED_S and not membership.lost_ranks():  # so it can't have taken a second longer
+    if ended_steps.last_s < _COMPILED_S and not membership.lost_ranks():  # so the step can't have taken a second longer
         return
     longer_s = ended_steps.last_took_longer_s
     is_logged = min(compiled_s, longer_s) >= _COMPILED_S
@@ -93,7 +93,7 @@ def step_ended(step: int) -> None:
 
 
 def _compiled_s() -> float:
-    """Return how long this process has compiled since this function was last called."""
+    """Return the seconds that this process has spent compiling since this function was last called."""
     own, total = program.current().told, membership.current().spent.get("compilation", 0.0)
     before, own.compiled_s = own.compiled_s, total
     return total - before
@@ -112,7 +112,7 @@ def job_ends(step: int, name: str) -> None:
 
 
 def passes(call: int, call_of_state: int) -> None:
-    """Log once that this worker runs no steps in this training call, because its state comes from a later call."""
+    """Log once that this worker skips the steps of this training call, because its state is from a later call."""
     own = program.current().told
     if not own.told_passing:
         own.told_passing = True
@@ -136,12 +136,12 @@ def changed(step: int, change: Change, seconds: float = 0.0) -> None:
         _log.info("left: size=%d step=%d reason=%s", change.old_size, step, reason)
         return
     version = membership.cluster_version()
-    # The reason is only "joined", because a worker can't know why the joining worker was started: for a request, or to
+    # The reason is only "joined", because workers can't know why the joining worker was started: for a request, or to
     # replace a worker that failed long ago.
     reason = "joined" if change.new_size > change.old_size else "request"
     if change.new_size == change.old_size:
         reason = _with_as_many(change)
-    # A worker that failed recently may still have a rank in the new version. The next version excludes that worker.
+    # A worker that failed recently may still have a rank in the new version; the next version excludes such a worker.
     failed = own.reported_failed[1] if own.reported_failed[0] != version else {}
     kept = {rank: peer for rank, peer in _peers(membership.lost_ranks()).items() if peer in failed.values()}
     own.reported_failed = (version, kept)

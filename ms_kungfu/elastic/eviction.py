@@ -19,7 +19,7 @@ Evict = Callable[[Sequence[int]], None]
 
 @dataclass(frozen=True)
 class _Eviction:
-    """The uids (worker IDs) of the workers to evict and of the requesting worker; the same on all workers."""
+    """The uids (worker IDs) of the workers to evict, and of the worker that requests it; equal on all workers."""
 
     job: str | None
     version: int  # the cluster version in which the eviction was requested
@@ -38,8 +38,8 @@ class Evictions:
         return None if self._held is None else list(astuple(self._held))
 
     def restore(self, held: Any) -> None:
-        # Ignore an eviction of another job. A checkpoint of an older version of ms_kungfu has no eviction, or one with
-        # host and port instead of uids.
+        # Ignore an eviction of another job. A checkpoint of an older version of ms_kungfu has no eviction, or an
+        # eviction with host and port instead of uids.
         self._held = _Eviction(*held) if held is not None and held[0] == env.JOB.get() else None
 
     def order(self, ranks: Sequence[int], decider: int) -> None:

@@ -1,8 +1,8 @@
 """Write a last checkpoint before a signal to the launcher, or a SIGTERM to a worker, ends the job.
 
 1. The launcher notifies the workers that have a checkpoint folder and are in a training call (`JobEnd`).
-2. Each worker finishes its current step. After that step, all workers agree that the job ends, even if the launcher
-   hasn't notified some of them yet.
+2. Each worker finishes its current step. After that step, all workers agree to end the job, even if the launcher hasn't
+   notified some of them yet.
 3. The workers write the checkpoint of that step. Then each worker closes its connection to the launcher, and waits for
    the signal.
 4. As soon as all workers have closed their connections, the launcher sends them the signal. The signal ends the program
@@ -60,7 +60,7 @@ class LastCheckpoint:
         if not number:
             return
         event_log.job_ends(step, signal.Signals(number).name)
-        self.statistics.report_rest()  # do it now, because the signal may end the program before `StepStatistics.end`
+        self.statistics.report_rest()  # report now, because the signal may end the program before `StepStatistics.end`
         if program.current().checkpoint != step:  # otherwise this step's checkpoint has been written already
             self.checkpoints.write(step)
         if self.checkpoints.folder is not None:

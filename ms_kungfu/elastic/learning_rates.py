@@ -33,10 +33,10 @@ class ScaledSchedule(nn.learning_rate_schedule.LearningRateSchedule):
 class LearningRates:
     """Scale the learning rates of the given optimizers, including the rates of parameter groups.
 
-    A rate may be a number, a list or a schedule. If it is a number or a list, this class changes the optimizer's
-    Parameter. A schedule is wrapped in a `ScaledSchedule` before the optimizer is compiled. `bases` are the unscaled
-    rates, which apply if the factor is 1. They are Parameters, and part of the training state. If the program has
-    changed a rate since the last change of the cluster, its new value counts as the rate for the current size.
+    A rate may be a number, a list or a schedule. For a number or a list, this class changes the optimizer's Parameter.
+    A schedule is wrapped in a `ScaledSchedule` before the optimizer is compiled. `bases` are the unscaled rates, which
+    apply if the factor is 1. They are Parameters, and part of the training state. If the program has changed a rate
+    since the last change of the cluster, the new value counts as the rate for the current size.
     """
 
     def __init__(self, optimizers: Iterable[Any], size: int, follows: str = "workers") -> None:
@@ -54,7 +54,7 @@ class LearningRates:
         """Return the `LearningRates` of the optimizers in `trained`.
 
         For the same optimizers, the result is the same object. Several training calls therefore scale from the same
-        initial size. `follows` says what `size` counts: workers or samples.
+        initial size. `follows` is the unit of `size`: workers or samples.
 
         Raises:
             ValueError: if there is no optimizer, or an optimizer's rate can't be scaled.

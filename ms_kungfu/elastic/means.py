@@ -15,9 +15,9 @@ def mean(value: Any, samples: float = 1) -> float | None:
     """Return the mean of a number over the workers, weighted by `samples`.
 
     The function is collective: in synchronous training, all workers must call it in the same steps.
-    Call it before ``step_end``. A worker that joins in ``step_end`` doesn't run the code after
-    ``step_end`` in that step. The code after an epoch may also call the function. A worker that has
-    left doesn't communicate.
+    Call the function before ``step_end``, because a worker that joins in ``step_end`` doesn't run
+    the code after ``step_end`` in that step. The code after an epoch may also call the function. On
+    a worker that has left, the function doesn't communicate.
 
     If a worker fails during the call, the result is the mean over the other workers.
 
@@ -27,8 +27,8 @@ def mean(value: Any, samples: float = 1) -> float | None:
         samples: this worker's weight: the number of samples over which `value` is the mean.
 
     Returns:
-        The mean, bitwise identical on all workers. None if no worker has a number. A worker that has
-        left gets its own number.
+        The mean, bitwise identical on all workers. None if no worker has a number. On a worker that
+        has left: its own number.
 
     Raises:
         ValueError: if `samples` is negative.

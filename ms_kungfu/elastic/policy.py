@@ -1,8 +1,8 @@
 """Define the base class of policies, which decide how to change training while it runs.
 
-A policy receives the current `Metrics`. It returns None, or a `Decision` with a reason.
-`ms_kungfu.elastic.policy_runner` carries out decisions. Policies are pure: they use neither a clock nor
-the cluster nor MindSpore. See docs/policies.md.
+A policy receives the current `Metrics`, and returns None or a `Decision` with a reason.
+`ms_kungfu.elastic.policy_runner` carries out decisions. Policies are pure: they use no clock, no
+cluster and no MindSpore. See docs/policies.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Metrics:
     batch_size: int = 0
     """Number of samples in a step, over all workers."""
     holds_global_batch: bool = False
-    """Whether the batch size stays the same at a resize; otherwise it is proportional to the cluster size."""
+    """Whether the batch size stays the same at a resize. If not, it is proportional to the cluster size."""
     trained_samples: int = 0
     """Number of samples on which all workers have trained since training started."""
     total_samples: int | None = None
@@ -94,7 +94,7 @@ class Decision:
     The global batch is then proportional to the cluster size.
     """
     learning_rate: float | None = None
-    """The new constant rate. It replaces the current rate, or the rest of the optimizer's list of rates."""
+    """The new constant rate, which replaces the current rate or the rest of the optimizer's list of rates."""
     strategy: str | None = None
     """The new strategy of the collectives, by its name in KungFu."""
     optimizer: str | None = None
@@ -154,29 +154,29 @@ class Policy:
     """
 
     def before_train(self, q: Metrics) -> Decision | None:
-        """Return what to change when a training call begins, given the metrics `q`."""
+        """Return a decision when a training call begins, given the metrics `q`."""
 
     def before_epoch(self, q: Metrics) -> Decision | None:
-        """Return what to change when an epoch begins, given the metrics `q`.
+        """Return a decision when an epoch begins, given the metrics `q`.
 
         In the first epoch, `before_train` is called before this hook.
         """
 
     def before_step(self, q: Metrics) -> Decision | None:
-        """Return what to change before the next step, given the metrics `q`.
+        """Return a decision before the next step, given the metrics `q`.
 
-        If the cluster changes before a step, this hook is called after the change. So the hook can't
-        change the cluster for that step.
+        If the cluster changes before a step, this hook is called after the change, so its decision
+        can't change the cluster for that step.
         """
 
     def after_step(self, q: Metrics) -> Decision | None:
-        """Return what to change after a step, given the metrics `q`.
+        """Return a decision after a step, given the metrics `q`.
 
         The decision takes effect in one of the next steps.
         """
 
     def after_epoch(self, q: Metrics) -> Decision | None:
-        """Return what to change after an epoch, given the metrics `q`.
+        """Return a decision after an epoch, given the metrics `q`.
 
         For the epoch's last step, `after_step` is called before this hook.
         """
@@ -199,8 +199,8 @@ HOOKS = ("before_train", "before_epoch", "before_step", "after_step", "after_epo
 class Policies(Policy):
     """Combine several policies into one.
 
-    If two policies change the same value, the first policy in the list decides the value. The second
-    policy's changes to other values are carried out, too.
+    If two policies change the same value, the first policy in the list decides that value. The
+    other policy's changes to other values are still carried out.
 
     Args:
         parts: the policies, in descending order of priority.
@@ -265,7 +265,7 @@ def combine(decisions: Iterable[Decision]) -> Decision | None:
         if "global_batch_size" in changes or "local_batch_size" in changes:
             for name in ("global_batch_size", "local_batch_size", "shards"):
                 wanted.pop(name, None)
-        # An eviction and a new size both change the membership, so only the first of them is carried out.
+        # An eviction and a new size both change the membership, so only the first of the two is carried out.
         if "size" in changes or "evict" in changes:
             for name in ("size", "keeps_local_batch", "evict"):
                 wanted.pop(name, None)

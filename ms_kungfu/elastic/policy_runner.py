@@ -20,7 +20,7 @@ from ms_kungfu.monitoring.record import StepRecord
 
 _log = logging.getLogger(__name__)
 
-# The workers on one host reduce in shared memory, for which there is only one topology.
+# Workers on one host reduce in shared memory, which has only one topology.
 _STRATEGIES = ("AUTO", "SHM")
 
 
@@ -69,7 +69,7 @@ class PolicyRunner:
         self._resize_time, self._wanted_size, self.pending_size = state["resize_time"], state["size"], state["pending"]
         keeping = state.get("keeping")  # checkpoints of older versions don't have this entry
         self._keeping = None if keeping is None else (keeping[0], keeping[1])
-        # This job doesn't know a request that was made in an earlier job, so request the size again.
+        # This job doesn't know requests of an earlier job, so request the size again.
         if self.pending_size is not None and state.get("job") != env.JOB.get():
             self._wanted_size, self.pending_size = self._wanted_size or self.pending_size, None
         self.total_samples = state["total_samples"]
@@ -81,7 +81,7 @@ class PolicyRunner:
         if record is None:
             return
         if self._steps_at_size == 1 and self._resize_time is not None and self._step_time is not None:
-            # In the first step of a new cluster, some workers compile. The change's cost includes that time.
+            # In the first step of a new cluster, some workers compile. The cost of the change includes that time.
             self._resize_time += max(0.0, record.seconds - self._step_time)
         self._step_time = record.seconds
 

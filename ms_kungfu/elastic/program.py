@@ -73,12 +73,12 @@ class Generators:
 class Program:
     """The position of one process in its program, over all its training calls."""
 
-    calls: int = 0  # how many training calls have begun, over all ElasticTraining objects
+    calls: int = 0  # how many training calls have begun, counted over all ElasticTraining objects
     resume: dict[str, Any] | None = None  # the progress in a received state or checkpoint
     call_of_state: int = 0  # the number of the training call in which a received state was captured
     resuming: bool = False  # whether this process has begun in the middle of a call and hasn't trained yet
     checkpoint_folders: set[str] = field(default_factory=set)  # the checkpoint folders that this process has used
-    # Folder -> the training call in which the newest checkpoint was written, if this process hasn't reached that call.
+    # Folder -> the training call in which its newest checkpoint was written, if this process hasn't reached that call.
     call_of_checkpoint: dict[str, int] = field(default_factory=dict)
     job: int = 1  # the number of this job in the checkpoint folder; the same on all workers
     # The step of the last checkpoint, until that checkpoint is on the disk; the same on all workers.

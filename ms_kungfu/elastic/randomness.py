@@ -2,18 +2,18 @@
 
 1. A generator is *shared* if its state was the same on all workers at their first `begin`, that is, if the program uses
    the same seed on all workers. A shared generator yields the same numbers on all workers, e.g. one image size per
-   step. So a joining worker continues with the source rank's state.
+   step. A joining worker therefore continues with the source rank's state.
 2. Any other generator is *each worker's own*, e.g. for augmentation or noise. If a joining worker got the source rank's
    state, both workers would draw the same numbers forever. So the joining worker derives its state from the source
-   rank's state and from the (call, step, rank) at which it joins. Another run of the same training derives the same
+   rank's state and from the (call, step, rank) at which it joins. A repeated run of the same training derives the same
    state. Workers that join together derive different states.
 3. When the workers of the first cluster begin together, they decide whether a generator is shared. If one worker begins
    alone, it can't decide, so a joining worker decides. The joining worker has run the same program from the beginning,
    so its own state at its first `begin` shows how the program sets its seeds. A seed that depends on the rank is
    detected, because the worker that began alone keeps rank 0, and a joining worker has another rank.
 4. A decision is final. It is part of the progress, like the states at the first `begin` in (3). So the decision doesn't
-   depend on which ranks are alive later. This matters after rank 0 has failed, because a joining worker's seed may then
-   be the same as the seed of the new rank 0.
+   depend on which ranks are alive later. Such independence matters after rank 0 has failed, because a joining worker's
+   seed may then equal the new rank 0's seed.
 
 Tests: tests/mindspore/elastic/test_randomness.py
 """
@@ -35,8 +35,8 @@ from ms_kungfu.elastic.state import Component
 from ms_kungfu.trained.inventory import collect_generators
 
 # The generators for which the workers decide separately. MindSpore has two: the generator that `mindspore.manual_seed`
-# sets, and the global seed, which datasets also use. Both are in one component. The other generators have one component
-# each.
+# sets, and the global seed, which datasets also use. One component contains both. Each other generator has its own
+# component.
 NAMES = ("mindspore_generator", "mindspore_seed", "random_python", "random_numpy", "random_generators")
 
 

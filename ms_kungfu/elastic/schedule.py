@@ -49,13 +49,13 @@ def entries(schedule: Schedule | None) -> list[tuple[int, int]]:
 
 
 def newcomers_ahead(known: Sequence[tuple[int, int]], step: int, size: int) -> tuple[int, int]:
-    """Return how many new workers the next resize in a schedule needs, and the cluster's size after that resize.
+    """Return the number of new workers for the next resize in a schedule, and the cluster size after that resize.
 
     `known` contains the schedule's `entries`. The next resize is the first entry that is at `step` or later and has a
     size other than `size`. Return (0, size) if there is no such entry, or if the cluster shrinks at that entry.
 
-    Later entries are ignored: their workers would wait for a long time, and would compete for resources with the
-    workers that the next resize needs.
+    Later entries are ignored, because their workers would wait for a long time, and would compete for resources with
+    the workers for the next resize.
 
     >>> newcomers_ahead([(10, 2), (20, 4), (40, 1)], 10, 2)
     (2, 4)

@@ -46,11 +46,11 @@ class ShardLoop:
         compute: Callable[[int], tuple[Any, bool]],
         statistics: Callable[[], list[Array]] = list,
     ) -> Any:
-        """Train one step and return its loss over all shards (collective).
+        """Run one step and return its loss over all shards (collective).
 
         ``compute(shard)`` computes a shard and contributes its gradients. If all shards of the step have then
-        contributed, ``compute`` also updates the Parameters. It returns the loss, a scalar tensor, and whether it has
-        updated the Parameters. `statistics` returns the arrays of the moving statistics, which `compute` changes.
+        contributed, ``compute`` also updates the Parameters. ``compute`` returns the loss, a scalar tensor, and whether
+        the Parameters were updated. `statistics` returns the arrays of the moving statistics, which `compute` changes.
         """
         core = membership.current().core
         if not self._claimed:

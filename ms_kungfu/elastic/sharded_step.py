@@ -37,10 +37,10 @@ class ShardedStep:
             loss = step(image, label)
             elastic.step_end()
 
-    Each worker calls ``forward_backward`` once for each of its shards. It calls ``update`` once, with
+    Each worker calls ``forward_backward`` once for each of its shards, and ``update`` once, with
     the gradients of the whole global batch. If the gradients of each shard are the mean over the
-    shard's samples, `update` receives the mean over all samples. Put clipping, an overflow check and
-    the optimizer into `update`.
+    shard's samples, `update` receives the mean over all samples. Put clipping, an overflow check
+    and the optimizer into `update`.
 
     Pass the columns to a call exactly as the dataset's iterator has yielded them. The call returns the
     mean loss over the global batch, bitwise identical on every worker. For two steps on one batch
@@ -70,9 +70,10 @@ class ShardedStep:
             isn't a CPU.
         KungFuError: if the object is called outside a step of an `ElasticDataset` with shards.
         DivergenceError: on all workers, in the first step with a new worker. One cause is that the
-            workers have different versions, instruction sets or numbers of cores. Another cause is that
-            two computations of the same shard give different gradients, even on a single worker. The
-            message names the parameter. With ``shards_check="warn"``, the difference is only logged.
+            workers have different versions, instruction sets or numbers of cores. Another cause is
+            that two computations of the same shard yield different gradients, even on a single
+            worker. The message names the Parameter. With ``shards_check="warn"``, the difference is
+            only logged.
     """
 
     def __init__(
@@ -188,22 +189,23 @@ class _Statistics:
                 )
 
 
-# If a network's Parameters have this total size in bytes, copying and updating them takes about as long as running a
-# branch in the graph.
+# At this total size in bytes, copying and updating a network's Parameters takes about as long as running a branch in
+# the graph.
 _DEAR_BYTES = 8 << 20
-# These primitives can run again after an update was undone. A second run of KungFuSumShards contributes nothing. The
-# random numbers of KungFuDropout depend only on the shard and on the position in the tensor.
+# These primitives may run again after an update was undone: a second run of KungFuSumShards contributes nothing, and
+# the random numbers of KungFuDropout depend only on the shard and on the position in the tensor.
 _UNDOABLE = {"KungFuSumShards", "KungFuDropout"}
 
 
 class Shard:
     """Compute the gradients of one shard and contribute them; after the last shard of a step, update the Parameters.
 
-    In GRAPH mode, a branch around the update would be expensive: MindSpore's runtime passes the branch
-    between threads, which takes longer than the update of a small network. Therefore this class normally
-    uses a straight graph, which updates the Parameters after each shard. If the step isn't complete
-    after a shard, the changed Parameters are restored (ops_src/shards/step.h). With one shard per
-    worker, this happens in only two cases: after a worker has failed, and in the determinism probe.
+    In GRAPH mode, a branch around the update would be expensive: MindSpore's runtime hands the
+    branch from one thread to another, which takes longer than the update of a small network.
+    Therefore this class normally uses a straight graph, which updates the Parameters after each
+    shard. If the step isn't complete after a shard, the changed Parameters are restored
+    (ops_src/shards/step.h). With one shard per worker, this happens in only two cases: after a
+    worker has failed, and in the determinism probe.
 
     A graph with a branch is used in two cases. In the first case, the update can't be undone, because it
     prints, communicates or draws random numbers. In the second case, the network is large, and workers
@@ -228,7 +230,7 @@ class Shard:
         # Flush denormals to zero, as the threads of MindSpore's pool do. A graph's first run uses the pool's threads,
         # and later runs use the calling thread. If the calling thread didn't flush, a joining worker would flush values
         # that other workers keep, e.g. a moment that decays without gradients. In PyNative mode, the thread of a queue
-        # takes the place of the calling thread.
+        # plays the role of the calling thread.
         if not self._queues_flush and not compiled.graph_mode():
             wait_for_queue()  # raises an error if a queued operation has failed
             flush_denormals_of_queues()
@@ -250,7 +252,7 @@ class Shard:
         stands = False
         try:
             loss = self._straight(*columns)
-            # Don't make the graph return this value, because reading a graph's output would take most of a step's time.
+            # The graph must not return this value, because reading a graph's output would take most of a step's time.
             stands = core.sharded_step_over()
             return loss, stands
         finally:
@@ -282,14 +284,14 @@ class Shard:
         return compiled.effects(self._straight) <= _UNDOABLE
 
     def _has_one_dtype(self) -> bool:
-        """Return whether all gradients have the same dtype. A worker that reads a stored graph doesn't know dtypes."""
+        """Return whether all gradients have one dtype. A worker that reads a stored graph doesn't know the dtypes."""
         return len(set(self._straight.sum_shards.dtypes)) == 1
 
     def dtypes(self) -> list[str]:
         """Return the dtypes of the gradients, followed by the loss's dtype.
 
-        The list is empty before a shard has been computed. It is also empty if a stored graph was read; all dtypes are
-        then equal.
+        The list is empty before a shard has been computed, and if a stored graph was read; in the second case, all
+        dtypes are equal.
         """
         return self._straight.sum_shards.dtypes or self._branching.sum_shards.dtypes
 

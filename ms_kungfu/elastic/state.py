@@ -1,11 +1,11 @@
 """Define the training state, that is, everything that determines the next training step.
 
 The training state consists of the following pieces. For each piece, a test shows that training
-without the piece gives different results:
+without this piece yields different results:
 
-- ``parameters``: every MindSpore Parameter of the trained cells, such as weights, moments, the global
-  step, the learning rate, and the loss scale of a training cell. They are broadcast directly into the
-  joining worker's Parameters.
+- ``parameters``: every MindSpore Parameter of the trained cells, such as weights, moments, the
+  global step, the learning rate, and the loss scale of a training cell. Their values are broadcast
+  directly into the joining worker's Parameters.
 - ``buffers``: the tensors that cells have registered with ``register_buffer``.
 - ``progress``: the current step, epoch and training call.
 - ``dataset``: an ElasticDataset's epoch and seed, and which samples of the epoch remain.
@@ -13,7 +13,7 @@ without the piece gives different results:
 - ``learning_rate``: the initial size of an `lr_rule`, and the current factor.
 - ``param_groups``: the plain numbers in the groups of an optimizer with ``param_groups``
   (``mindspore.experimental.optim``), and the numbers of the program's own schedulers for that
-  optimizer. The optimizer's other rates and counters are Parameters.
+  optimizer. The optimizer's other rates and counters are Parameters (the first piece).
 - ``random_mindspore``, ``random_python``, ``random_numpy``: the states of the global random
   generators. A joining worker continues with the source rank's states, or derives its own states
   from them: see `randomness`.

@@ -1,11 +1,11 @@
 """Transfer the training state to joining workers, and make it equal on all workers when training begins.
 
-No worker sends a mixture of old and new values: if the source rank fails during a transfer, a receiver first restores
-its previous values. Only then can the receiver become the source rank.
+No worker sends a mixture of old and new values: if the source rank fails during a transfer, each receiver restores its
+previous values before it can become the source rank.
 
-In a job on several hosts, a joining worker receives large tensors from a rank on its own host, if such a rank has
-bitwise the same tensors as the source rank. First, the ranks that have the training state compare hashes of their
-states (`from_the_nearest`). Only hosts without such a rank receive the tensors over the network.
+In a job on several hosts, a joining worker receives large tensors from a rank on its own host if that rank's tensors
+are bitwise identical to the source rank's. First, the ranks that have the training state compare hashes of their states
+(`from_the_nearest`). Only hosts without such a rank receive the tensors over the network.
 """
 
 from __future__ import annotations
@@ -67,19 +67,21 @@ def _agree_on_purpose(purpose: int, lacking: bool, parameters: Sequence[Any], ca
     """Agree with all workers on what to transfer. Return (whether to transfer now, whether a worker lacks the state).
 
     A joining worker runs its program from the beginning. It may call `sync_net_parameters`, or begin an earlier
-    training call, while the other workers are about to transfer the whole state. Then it continues without a transfer,
-    because it will receive the whole state later. The other workers wait for its next call.
+    training call, while the other workers are about to transfer the whole state. In this case, the joining worker
+    continues without a transfer, because it will receive the whole state later. The other workers wait for its next
+    call.
 
     1. Workers that have the state stay in this loop until the joining worker reaches the same call. These workers
-       repeat the agreement while a worker has entered it for a lower purpose or an earlier call.
+       repeat the agreement while a worker has entered for a lower purpose or an earlier call.
     2. A joining worker makes its calls in the program's order. So either it reaches the other workers' call, or its
-       program ends. If its program ends, the worker counts as failed, and the next agreement ignores it.
+       program ends. In the second case, the worker counts as failed, and the next agreement ignores it.
     3. No state is sent before all workers have entered for the same purpose and call. So the state that was captured in
        a training call is restored into the objects of the same call. Until then, the joining worker is behind
        (`program.is_behind`), and begins no other ms_kungfu collective.
-    4. Until then, all workers that have the state are in this loop, so they can't enter the program's collectives.
-       Therefore the joining worker skips the program's barriers, and rejects the program's other collectives
-       (`membership.is_catching_up`). After it has entered for the same purpose, it takes part in all collectives.
+    4. Until all workers have entered, those that have the state are in this loop, so they can't enter the program's
+       collectives. Therefore the joining worker skips the program's barriers, and rejects the program's other
+       collectives (`membership.is_catching_up`). After it has entered for the same purpose, it takes part in all
+       collectives.
     """
     row = np.array([purpose, lacking, fingerprint(parameters), call], dtype=np.int64)
     while True:
@@ -129,7 +131,7 @@ def share_parameters(parameters: Sequence[Any], root: int = 0) -> None:
 def _whole_or_not_at_all(tensors: Sequence[Any]) -> Iterator[None]:
     """Restore the tensors' previous values if an error ends this context, e.g. because the source rank has failed.
 
-    Otherwise the next source rank might send a mixture of old and new values.
+    Without this, the next source rank might send a mixture of old and new values.
     """
     for tensor in tensors:
         if getattr(tensor, "has_init", False):
@@ -147,9 +149,9 @@ def begin_alike(state: TrainingState, data: Mapping[str, Any] | None = None) -> 
     """Make the state equal on all workers when training begins (collective).
 
     If parameters or buffers differ between the workers, all workers use those of the lowest rank. Values that differ by
-    design (models of asynchronous workers, moving statistics) are made equal only once, before they are trained for the
-    first time. `data` describes what must be equal in the workers' data. Raise KungFuError if the workers' data or
-    programs differ.
+    design (models of asynchronous workers, moving statistics) are made equal only once, before the first step that
+    changes them. `data` contains the settings that must be equal for the workers' data. Raise KungFuError if the
+    workers' data or programs differ.
     """
     tensors = [*state.parameters, *state.buffers.values()]
     by_nature = claims.replicas().union(map(id, (*state.averaged, *state.statistics)))
@@ -188,7 +190,7 @@ def begin_data_alike(dataset: Shares) -> None:
     """Let all workers begin a training call at the same position in `dataset` (collective).
 
     A worker that joined in a call with another dataset hasn't counted the earlier epochs of this dataset. So all
-    workers use the state of the worker that has trained the most of this dataset.
+    workers use the state of the worker that has trained on the most samples of this dataset.
     """
 
     def furthest(rows: Mapping[int, Array]) -> int:
@@ -271,8 +273,8 @@ def share_state(state: TrainingState) -> bool:
     Return whether this worker has received the state.
 
     First, the `averaged` tensors become the mean over the workers that have trained. Then the parameters are sent to
-    every worker. The existing members already have the same values. If the models differ by design (with an optimizer
-    that averages models), these members keep their own parameters. Components are restored only on joining workers.
+    every worker; existing members already have the same values. If the models differ by design (with an optimizer that
+    averages models), existing members keep their own parameters. Components are restored only on joining workers.
 
     On a joining worker that is in an earlier training call than the others, the function returns without waiting. The
     other workers wait until that worker reaches their call.
@@ -310,8 +312,8 @@ class StateLostError(KungFuError):
 def from_lowest_rank(receive: Callable[[int], Received], able: bool = True, preferred: int | None = None) -> Received:
     """Receive data from the lowest living rank that is able to send it (collective).
 
-    `able`: whether this rank can send the data. If the rank `preferred` is able, it sends instead. If the sender fails
-    during the transfer, the next able rank replaces it. Raise StateLostError on all ranks if no rank is able.
+    `able`: whether this rank can send the data. If rank `preferred` is able, it is the sender instead. If the sender
+    fails during the transfer, the next able rank replaces it. Raise StateLostError on all ranks if no rank is able.
     """
 
     def choose(answers: Mapping[int, Array]) -> int:

@@ -1,7 +1,7 @@
 """Collect statistics of this worker's steps for the job's event log.
 
-Collecting them takes two reads of the clock and a few additions per step. About once a second, at the end of a step,
-the worker reports the statistics.
+Per step, this takes two reads of the clock and a few additions. About once a second, at the end of a step, the worker
+reports the statistics.
 """
 
 from __future__ import annotations

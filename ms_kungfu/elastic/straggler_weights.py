@@ -22,7 +22,7 @@ def speeds(seconds: dict[int, float], size: int) -> list[int]:
 
 
 def longest(shards: int, seconds: dict[int, float], weights: list[int]) -> float:
-    """Return the time that the slowest worker needs for its shards if the shards are assigned by `weights`.
+    """Return how long the slowest worker takes for its shards if the shards are assigned by `weights`.
 
     This function has no side effects.
 
@@ -37,8 +37,8 @@ class StragglerWeights:
     """Measure the time per shard on this worker, and agree with the other workers on the weights for the partition.
 
     The workers agree in the second, fourth and eighth step of a cluster version, and in every sixteenth step. For this,
-    they gather 8 bytes per rank. They don't agree if there is only one worker, or if there are no more shards than
-    workers.
+    the workers gather 8 bytes per rank. There is no agreement if there is only one worker, or if there are no more
+    shards than workers.
     """
 
     def __init__(self) -> None:

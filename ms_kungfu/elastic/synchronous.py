@@ -67,8 +67,8 @@ class SynchronousSteps:
         self.measuring.step_end(loss, samples, trained)
         self.changes.statistics.committed(step, samples, trained, loss)
         self.measuring.ask("after_step")
-        # Write the checkpoint before the cluster changes. A checkpoint requires all workers, and a joining worker
-        # wouldn't know that a checkpoint is due.
+        # Write the checkpoint before the cluster changes. All workers must take part in a checkpoint, but a joining
+        # worker wouldn't know that one is due.
         if self.checkpoints.is_due(step):
             self.checkpoints.write(step)
         change = self.changes.change_to(self.size_after(step), behind_a_step=True)

@@ -56,8 +56,9 @@ class ElasticTraining:
             server resizes the cluster.
         wait: whether the step of a schedule entry waits until the cluster has the entry's size, as in
             KungFu.
-        dataset: the `ElasticDataset` that the loop reads. On a joining worker, it continues from the
-            other workers' position. Its iterators end when training ends for this worker.
+        dataset: the `ElasticDataset` that the loop reads. On a joining worker, the dataset
+            continues from the other workers' position. Its iterators end when training ends for
+            this worker.
         loss_scale_manager: a loss scale manager that is a plain Python object. Its numbers become part
             of the training state.
         components: further state of the program; see `ms_kungfu.elastic.state`.
@@ -77,14 +78,16 @@ class ElasticTraining:
             number of workers may have changed since that checkpoint. If false, a folder with
             checkpoints is rejected.
         prepare: a function that compiles the first step. A joining worker calls it before it joins.
-        policy: one `Policy` or several (docs/policies.md). Their size requests override the schedule.
-        monitor: the monitor that measures the steps (docs/monitoring.md). If it is None and there are
-            policies, a monitor is created for them.
-        evict: a function that evicts workers for a policy. One worker calls it with their ranks.
+        policy: one `Policy` or several (docs/policies.md). The policies' size requests override the
+            schedule.
+        monitor: the monitor that measures the steps (docs/monitoring.md). If it is None, policies
+            get a monitor of their own.
+        evict: a function that evicts workers for a policy. One worker calls the function with the
+            ranks to evict.
         total_samples: the number of samples that will have been used when training ends, for
             policies. By default, `epochs` computes it.
-        asynchronous: whether workers run their steps independently. With None, this depends on the
-            optimizers.
+        asynchronous: whether workers run their steps independently. With None, the optimizers
+            determine this.
 
     Raises:
         ValueError, TypeError: on each worker, for wrong arguments, before any communication.
@@ -246,10 +249,10 @@ class ElasticTraining:
     def step_begin(self) -> None:
         """Begin a step, and save the state that is restored if the step is undone.
 
-        The saved state includes what the program has changed before this call, such as a learning rate
-        or clipped weights. With an `ElasticDataset`, a step begins automatically at its first batch.
-        Without an `ElasticDataset`, a step begins when the previous `step_end` returns, unless the loop
-        calls this method.
+        The saved state includes changes that the program made before this call, such as to a
+        learning rate or to clipped weights. With an `ElasticDataset`, a step begins automatically
+        at its first batch. Without an `ElasticDataset`, a step begins when the previous `step_end`
+        returns, unless the loop calls this method.
         """
         self._synchronous.begin()
 
@@ -331,10 +334,10 @@ class ElasticTraining:
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the epochs of a training call that has `count` epochs.
 
-        The method calls `begin`, and then yields ``range(count)``. On a joining worker, it starts with
-        the other workers' current epoch. This may be an epoch whose steps are all done but which hasn't
-        ended. A worker that joins or resumes in such an epoch gets no batch, but runs the code after the
-        batches.
+        The method calls `begin`, and then yields ``range(count)``. On a joining worker, it starts
+        with the other workers' current epoch. All steps of that epoch may be done although the
+        epoch hasn't ended. A worker that joins or resumes in such an epoch gets no batch, but runs
+        the code after the batches.
 
         Without a dataset, the cluster changes only between epochs, and not after the last epoch
         (docs/loops.md).

@@ -1,7 +1,7 @@
 """Undo a step with several gradient reductions if a worker fails between two of them.
 
-Each reduction is complete, and has the same result on all survivors. But if an update follows each reduction, as
-with a GAN's two optimizers, a worker that fails between the reductions contributes only to the first update. At the end
+Each reduction is complete, and has the same result on all survivors. But an update may follow each reduction, as with a
+GAN's two optimizers. Then a worker that fails between two reductions contributes only to the first update. At the end
 of the step, all survivors detect such a failure from the generations in which the step's reductions ended. These
 generations are the same on all survivors. The survivors restore the Parameters and buffers to their values before the
 step, assign the step's samples again, and don't count the step.

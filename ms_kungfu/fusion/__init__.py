@@ -1,6 +1,6 @@
 """Decide which gradients are reduced together, in fusion groups as in MindSpore's `comm_fusion`.
 
-See docs/fusion.md. Each of these two lines prints the groups. The second line is a command::
+See docs/fusion.md. This line and this command both print the groups::
 
     print(optimizer.fusion_plan())
     python -m ms_kungfu.fusion train.py

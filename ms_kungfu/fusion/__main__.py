@@ -68,7 +68,7 @@ class _StopError(BaseException):
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command. Return 0, or exit with 2 if the command line is invalid or the target has no plan."""
+    """Run the command. Return 0. Exit with 2 if the command line is invalid or the target has no plan."""
     parser = _parser()
     options = parser.parse_args(words)
     try:
@@ -111,7 +111,7 @@ def _plan_of_result(where: str, function: str, fusion: Any) -> Plan:
 
 
 def _plan_of_program(program: str, arguments: list[str], fusion: Any) -> Plan:
-    """Run the program and return the plan of its first step. By then, the program has set all fusion ids."""
+    """Run the program and return the plan of its first step, at which the program has set all fusion ids."""
     # MindSpore would log the stopped compilation as an error, and write a file about it to the current folder.
     quiet = {"GLOG_v": "4", **os.environ}
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {**quiet, "MS_OM_PATH": folder}):
@@ -130,8 +130,8 @@ def _plan_of_first_step(program: str, arguments: list[str], fusion: Any) -> Plan
 
     sys.argv = [program, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(program))
-    # The program's output is needed only if the program never reaches a step. Use a real file, because programs may use
-    # features of standard output that a StringIO doesn't have.
+    # The output is needed only if the program never reaches a step. Use a real file, because programs may use features
+    # of standard output that a StringIO lacks.
     with tempfile.TemporaryFile("w+") as said:
         try:
             with mock.patch.object(KungFuGradReducer, "plan", property(stop)), contextlib.redirect_stdout(said):

@@ -1,4 +1,4 @@
-"""Read from MindSpore what a fusion plan needs: the configuration of fusion and the parameters."""
+"""Read a fusion plan's input from MindSpore: the configuration of fusion and the parameters."""
 
 from __future__ import annotations
 

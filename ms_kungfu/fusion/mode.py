@@ -33,7 +33,7 @@ AUTO = Mode("auto", AUTO_MB)
 
 
 def for_overlap(mode: Mode, nbytes: int) -> Mode:
-    """Adapt `mode` to groups that are reduced while later gradients are still being computed.
+    """Adapt `mode` to groups whose reduction overlaps with the computation of later gradients.
 
     `nbytes` is the total size of the gradients. For "auto", a group's size limit becomes an eighth of
     the total, but at least 2 MB and at most 16 MB. The backward pass can hide the reduction of groups

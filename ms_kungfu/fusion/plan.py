@@ -104,9 +104,9 @@ def make_plan(gradients: Sequence[Gradient], mode: Mode, name: str = "gradients"
     gradients of a group have the same dtype, as in MindSpore. With mode "none", gradients aren't fused,
     regardless of ids.
 
-    A group's name contains its number, not its contents. So if the plans of two ranks differ, the first
-    group that differs has the same name but a different layout. Its collective then fails immediately.
-    If the names differed, each rank would wait for the other forever.
+    A group's name contains its number rather than its contents. So if the plans of two ranks
+    differ, the first group that differs has the same name but another layout, and its collective
+    fails immediately. If the names differed, each rank would wait for the other forever.
 
     Args:
         gradients: the gradients, in the order of the optimizer's parameters.
@@ -137,7 +137,7 @@ def make_plan(gradients: Sequence[Gradient], mode: Mode, name: str = "gradients"
 
 
 def _parts(gradients: Sequence[Gradient], mode: Mode) -> list[int]:
-    """Return the part number of each gradient.
+    """Return the number of each gradient's part.
 
     Gradients with the same part and dtype form a group.
     """

@@ -1,8 +1,8 @@
-"""How a worker takes part in cluster changes, and how the ranks adopt the next cluster version.
+"""Let a worker take part in cluster changes, and let the ranks adopt the next cluster version.
 
-Only the training thread may call these functions, but any thread may call :func:`evict` and :func:`join`. No function
-may run while another collective of this process runs. Call :func:`ms_kungfu.runtime.init` first. Each file contains
-the correctness argument for its part:
+Only the training thread may call these functions, except :func:`evict` and :func:`join`, which any thread may call.
+Don't call a function while another collective of this process is running. Call :func:`ms_kungfu.runtime.init` first.
+Each file contains the correctness argument for its part:
 
 - `member`: this process's membership state, and its interfaces to the outside world
 - `identity`: the rank, the cluster size and the name of this process
@@ -13,16 +13,16 @@ the correctness argument for its part:
 - `program_end`: the end of the worker's own program
 - `step_agreement`: all ranks agree on the next cluster version once per step
 - `requested_size`: write a requested size to the config server
-- `sync_points`: where asynchronous workers agree, because they can't agree once per step
-- `reports`: what a worker reports for the job's event log
+- `sync_points`: the points at which asynchronous workers agree, because they can't agree once per step
+- `reports`: a worker's reports for the job's event log
 - `timeline`: the trace of this process
 - `reductions`: the ranks that contributed to a reduction
 - `deadlocks`: detects ranks that wait for each other
-- `outside`: reports a cluster change that waits because a worker doesn't end a step
+- `outside`: reports that a cluster change is waiting because a worker doesn't end a step
 - `model_store`: access to other workers' latest models
 """
 
-# This package re-exports what it imports.
+# This package re-exports its imports.
 # ruff: noqa: F401
 # mypy: implicit-reexport
 

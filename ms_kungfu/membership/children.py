@@ -1,14 +1,14 @@
 """Child processes of a worker, such as data loaders: which rank and size they report, and why they can't join.
 
-A child inherits its worker's environment, and with it the worker's name and secret. The worker writes its own rank and
-size to KUNGFU_PARENT, and a child reports these numbers as its own. A child that finds the variable doesn't request a
+A child inherits its worker's environment, including the worker's name and secret. The worker writes its own rank and
+size to KUNGFU_PARENT, and a child reports these numbers as its own. A child that finds this variable doesn't request a
 slot. The worker replaces the value in place, so a thread that reads the environment at that moment finds either the old
 text or the new text.
 
-A child that `multiprocessing` has spawned first runs those lines of the program that aren't below
-``if __name__ == "__main__":``. If the program doesn't have that guard, these lines include the training. The child then
-gets an error and exits, but a process pool would start new children again and again. Therefore, the child also tries to
-stop the worker that it belongs to: it sends the worker a signal, whose handler raises an error in the main thread.
+A child that `multiprocessing` has spawned first runs those lines of the program that aren't below ``if __name__ ==
+"__main__":``. If the program doesn't have that guard, these lines include the training. The child then gets an error
+and exits, but a process pool would start new children again and again. Therefore, the child also tries to stop its
+worker: it sends the worker a signal, whose handler raises an error in the main thread.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Unguarded:
     """The handler of UNGUARDED_SIGNAL.
 
     It raises an error at most once every `_AGAIN_S` seconds, so that the program has time to clean up. If the program
-    suppresses the error, for example in a `__del__`, the signal of a later child raises the error again.
+    suppresses the error, for example in a `__del__`, a later child's signal causes another error.
     """
 
     _raised = -math.inf
@@ -89,7 +89,7 @@ def may_take_a_slot(member: Member) -> bool:
 def refuse() -> None:
     """Raise ValueError, because neither a spawned nor a forked child process may communicate.
 
-    A spawned child that runs the program from the beginning also tries to stop the worker that it belongs to.
+    A spawned child that runs the program from the beginning also tries to stop its worker.
     """
     answers, parent = current().parents_answers, current().get(env.PARENT)
     assert answers is not None

@@ -20,12 +20,12 @@ _MAX_PASSES = 10
 
 
 def fix_cores() -> None:
-    """Fix the number of this process's cores for the rest of its life. All workers have the same number of cores.
+    """Fix the number of this process's cores until the process ends. The number is the same on all workers.
 
     The number is the value of ``-cores-per-worker``, or 1 if the flag isn't set. Later calls do nothing.
 
-    If there is a launcher, it pins all workers, and distributes them evenly over the cores. If a worker pinned itself,
-    the launcher would undo this at the next change of the cluster.
+    If there is a launcher, it pins all workers, distributed evenly over the cores. If a worker pinned itself, the
+    launcher would undo the pinning at the next change of the cluster.
     """
     member = current()
     if member.cores_fixed:
@@ -46,8 +46,8 @@ def let_wakers_go_on() -> None:
     """If there is only one core, keep the calling thread from preempting the thread that wakes it.
 
     After the MindSpore thread has run a graph, it holds a spin lock while it wakes the calling thread. The calling
-    thread immediately acquires the same lock. If it preempted the MindSpore thread on their only core, it would spin
-    for the rest of its time slice (0.6 ms).
+    thread immediately acquires the same lock. If the calling thread preempted the MindSpore thread on the only core, it
+    would spin for the rest of its time slice (0.6 ms).
     """
     if core_count() == 1 and os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(OSError):  # a sandbox may forbid the call
@@ -60,5 +60,5 @@ def core_count() -> int:
 
 
 def fixed_core_count() -> int:
-    """Return the number of cores that `fix_cores` gives or has given to this worker."""
+    """Return the number of cores that `fix_cores` assigns, or has assigned, to this worker."""
     return core_count() if current().cores_fixed else current().get(env.CORES_PER_WORKER) or 1

@@ -2,11 +2,11 @@
 
 A watching thread sleeps until another thread of this process has waited in a collective for 0.1 s. From then on, the
 watching thread checks every 0.1 s whether the process makes progress. The code of
-``ops_src/collectives/host/deadlock.h`` decides whether there is a deadlock, and that file contains the correctness
-argument. For point 1 of the argument, this file provides facts that only Python knows:
+``ops_src/collectives/host/deadlock.h`` decides whether there is a deadlock; that header contains the correctness
+argument. For point 1 of the argument, this Python file provides facts that only Python knows:
 
-- whether only the main thread begins collectives. If not, a user's thread or the handler of a timer's signal may begin
-  the missing collective at any time.
+- whether only the main thread begins collectives. If other code may begin them (a user's thread, or the handler of a
+  timer's signal), the missing collective may begin at any time.
 - whether the main thread, if it isn't in a collective itself, is in a MindSpore call that waits for kernels.
 - the main thread's position in the program.
 """
@@ -61,10 +61,11 @@ def watch(core: Any) -> None:
 
 
 def begin_nothing(frames: Mapping[int, FrameType]) -> bool:
-    """Return whether none of these frames belongs to a thread that may begin collectives."""
+    """Return whether none of these frames is in a thread that may begin collectives."""
     for frame in frames.values():
         # `_worker` is the innermost frame of an idle executor thread: another thread has to submit its next task. If an
-        # executor thread runs a task that is written in C, its innermost frame is another function of that module.
+        # executor thread runs a task that is written in C, the thread's innermost frame is another function of that
+        # module.
         if (_module(frame), frame.f_code.co_name) == ("concurrent.futures.thread", "_worker"):
             continue
         first = "threading"
@@ -78,7 +79,7 @@ def begin_nothing(frames: Mapping[int, FrameType]) -> bool:
 
 
 def awaits_timer() -> bool:
-    """Return whether a timer is running: the handler of its signal may begin a collective in the main thread."""
+    """Return whether a timer is running, because its signal's handler may begin a collective in the main thread."""
     return any(any(signal.getitimer(timer)) for timer in _TIMERS)
 
 

@@ -50,7 +50,7 @@ def is_detached() -> bool:
 
 
 def was_evicted() -> bool:
-    """Return whether this process was removed because a worker or a user evicted it, not because the cluster shrank."""
+    """Return whether this process was evicted by a worker or a user, rather than removed because the cluster shrank."""
     return current().evicted
 
 
@@ -73,7 +73,7 @@ def is_joining() -> bool:
 
 
 def is_catching_up() -> bool:
-    """Return whether this process has joined, but hasn't reached the training call in which the other workers wait."""
+    """Return whether this process has joined, but hasn't reached the training call of the other, waiting workers."""
     return current().catching_up
 
 
@@ -83,7 +83,7 @@ def set_catching_up(catching_up: bool) -> None:
 
 
 def check_caught_up(what: str) -> None:
-    """Raise KungFuError if this process is catching up: the other workers then don't call the collective `what`."""
+    """Raise KungFuError if this process is catching up, because the others then don't call the collective `what`."""
     if current().catching_up:
         raise KungFuError(
             f"{what} can't run on a joining worker now: the other workers wait for this worker in a later training "

@@ -14,7 +14,7 @@ from ms_kungfu.membership.member import Member, current
 class JobEnd:
     """Wait for the launcher's message that the job is ending, from construction to `close`.
 
-    The launcher ends the worker after `close`, or after -grace-period at the latest. The class is thread-safe. A
+    The launcher ends the worker after `close`, or at the latest after -grace-period. The class is thread-safe. A
     separate thread waits for the launcher's message, and closes the connection.
     """
 
@@ -28,7 +28,7 @@ class JobEnd:
         member.ports.start_thread("kungfu-end", self._wait)
 
     def _wait(self) -> None:
-        with contextlib.suppress(KungFuError):  # the launcher can't notify this worker, but may notify another one
+        with contextlib.suppress(KungFuError):  # the launcher can't notify this worker, but may notify other workers
             watch = self._member.broker().open_end_watch()
             with self._lock:
                 self._watch = watch

@@ -1,8 +1,8 @@
 """Join and leave a cluster. The host's broker sends the shared-memory segment of a cluster version.
 
 A process that is started for a running job doesn't join in :func:`begin`. Its join is *deferred*:
-the other workers continue training while the new process imports modules and compiles. The process
-reports that it is ready when it calls :func:`join` or its first collective.
+the other workers continue training while the new process is importing modules and compiling. The
+process reports that it is ready when it calls :func:`join` or its first collective.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def begin() -> bool:
 def join() -> None:
     """Carry out a deferred join: report that this process is ready, and wait for its slot.
 
-    The wait has no time limit. The first collective calls this function automatically. If
-    the process isn't needed any more, :func:`is_detached` is true after the call. Further calls do
+    The wait has no time limit. The first collective calls this function automatically. If the
+    process is no longer needed, :func:`is_detached` is true after the call. Further calls do
     nothing. The function is thread-safe.
     """
     member = current()
@@ -69,7 +69,7 @@ def join() -> None:
             granted = request_segment(member, None, None, None)
         else:
             granted = member.broker().request_identity(standby)
-        # Other threads that call a collective during this time wait for the lock. This thread's collectives don't.
+        # Other threads that call a collective during this time wait for the lock; this thread's collectives don't wait.
         member.entering = True
         try:
             enter_first(member, granted)
@@ -124,7 +124,7 @@ def enter_first(member: Member, granted: Granted | Detached | Stay) -> None:
     member.self_id, member.incarnation = granted.peer, granted.incarnation
     enter(member, granted, has_state=False)
     # In the job's first cluster, no worker has a training state to send. A worker that joins later must receive the
-    # state. Otherwise, if the ranks with the state failed now, the worker would silently train from the beginning.
+    # state. If it didn't have to, and the ranks with the state failed now, it would silently train from the beginning.
     member.received = not member.deferred
     _leave_on_sigterm(member)
 
@@ -144,7 +144,7 @@ def detach(member: Member, version: int | None, evicted: bool = False) -> None:
 
 
 def _step_back() -> None:
-    """Lower this process's priority, so that workers that train run first on shared cores.
+    """Lower this process's priority, so that workers that are training run first on shared cores.
 
     A process that has left the cluster only has to end its program.
     """
@@ -153,7 +153,7 @@ def _step_back() -> None:
 
 
 def _tell_who_works_on(member: Member) -> None:
-    """Warn if the program still runs `_LEAVING_S` seconds after this worker has left the cluster."""
+    """Warn if the program is still running `_LEAVING_S` seconds after this worker has left the cluster."""
     ports = member.ports
     left = ports.monotonic()
 
@@ -189,7 +189,7 @@ def _leave_on_sigterm(member: Member) -> None:
 
 
 def _supervisor() -> int:
-    """Return the ID of this process group's parent, which ends this worker for the launcher; 0 if unknown."""
+    """Return the ID of the process that ends this worker's process group for the launcher; 0 if unknown."""
     with contextlib.suppress(OSError):
         return int(stat_of(os.getpgrp())[1])
     return 0
@@ -220,9 +220,9 @@ def evict(rank: int) -> None:
 
     Raises:
         ValueError: if the cluster has no such rank.
-        ResizeError: if the worker can't leave, because it is the last worker, because fewer than
-            ``-min-np`` workers would remain, or because the launcher runs without ``-w``. The cluster
-            then doesn't change.
+        ResizeError: if the worker can't leave: it is the last worker, fewer than ``-min-np``
+            workers would remain, or the launcher runs without ``-w``. The cluster then doesn't
+            change.
     """
     join()
     member = current()

@@ -82,7 +82,7 @@ class EndedSteps:
 
     @property
     def each_s(self) -> float:
-        """The median duration of the last steps in seconds; 0 if unknown. A compilation doesn't distort the median."""
+        """The median duration of the last steps in seconds, which a compilation doesn't distort; 0 if unknown."""
         return _median(self._durations)
 
     @property
@@ -153,9 +153,9 @@ class Member:
         self.entering = False
         self.detached = False
         self.evicted = False  # whether this process is detached because a worker or a user evicted it
-        self.terminated = False  # whether this process got a SIGTERM and has asked to leave because of it
+        self.terminated = False  # whether this process got a SIGTERM and has therefore asked to leave
         self.received = True  # whether this process has the training state
-        # Whether this process has joined while the other workers wait for it in a later training call.
+        # Whether this process has joined while the other workers are waiting for it in a later training call.
         self.catching_up = False
         self.requested_size: int | None = None  # a size that all ranks have requested but that isn't in the store yet
         self.pending: tuple[int, int] | None = None  # (size, version) of the cluster last written to the store

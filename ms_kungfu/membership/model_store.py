@@ -1,7 +1,7 @@
 """A worker's access to the model stores.
 
-A worker registers its own store with its host's broker. The broker also returns the stores of the host's other
-workers. The model transport requests models from other hosts (`ops_src/store/model_transport.h`).
+A worker registers its own store with its host's broker, which returns the stores of the host's other workers. The model
+transport requests models from other hosts (`ops_src/store/model_transport.h`).
 """
 
 from __future__ import annotations

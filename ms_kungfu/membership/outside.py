@@ -1,6 +1,6 @@
-"""Report a cluster change that waits because this worker doesn't reach the end of a step.
+"""Report that a cluster change is waiting because this worker doesn't reach the end of a step.
 
-The launcher knows the last step of each worker, but only the worker itself knows which line its program is running.
+The launcher knows each worker's last step, but only the worker itself knows the line that its program is running.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Report that a worker's program has ended, before the interpreter exits.
+"""Before the interpreter exits, report that a worker's program has ended.
 
-The launcher then doesn't replace the worker if the interpreter crashes during its exit.
+Then the launcher doesn't replace the worker if the interpreter crashes at exit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ANSWER_S = 1.0
 def report_program_end(member: Member) -> None:
     """Arrange to notify the launcher as soon as the program has ended without an exception.
 
-    An `atexit` handler would run too late, because handlers that the program registers later run before it.
+    An `atexit` handler would run too late, because handlers that the program registers later would run first.
     """
     process = os.getpid()
     threading._register_atexit(lambda: _report(member, process))  # type: ignore[attr-defined]

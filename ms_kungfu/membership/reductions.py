@@ -32,11 +32,10 @@ class Outcomes:
 
 
 class Reductions:
-    """Collect the outcomes of a cluster version's reductions for one owner.
+    """Collect the outcomes of a cluster version's reductions for one consumer.
 
-    The owner is the training or a dataset. It takes the outcomes with `take_participants` or `take_commits`, which
-    cover the reductions since the last call. Each owner has its own object. So if one owner takes its outcomes, the
-    other owners' objects still contain theirs.
+    The consumer is the training or a dataset. It takes the outcomes with `take_participants` or `take_commits`, which
+    cover the reductions since the last call. Each consumer has its own object, so it takes only its own outcomes.
     """
 
     def __init__(self, outcomes: Outcomes) -> None:
@@ -79,8 +78,8 @@ class Reductions:
     def take_commits(self) -> tuple[int, list[int]]:
         """Return the number of gradient reductions since the last call, and the ranks that failed between them.
 
-        Such a rank took part in the first reduction, whose update is done, but not in the last reduction.
-        The reductions of a plan's groups count as one reduction, because they all end with the same participants.
+        Such a rank took part in the first of these reductions, whose update is done, but not in the last. The
+        reductions of a plan's groups count as one reduction, because they all end with the same participants.
         """
         self._outcomes.look()
         commits, first, last = self._commits, self._first, self._last

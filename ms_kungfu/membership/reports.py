@@ -1,10 +1,9 @@
 """Send this worker's reports for the job's event log (`ms_kungfu.job_events`), and measure how long activities take.
 
-1. Sending a report never waits and never raises an error. The worker sends it over the connection with which it joined.
-   If the connection can't accept the report immediately, the report is lost. A process without a launcher reports
-   nothing.
-2. A report's values always pass the launcher's checks, whatever values the program passes. Otherwise, the launcher
-   would close the connection, which the worker needs to adopt the next cluster version.
+1. Sending a report never waits and never raises an error. The worker uses the connection with which it joined. If that
+   connection can't accept the report immediately, the report is lost. A process without a launcher reports nothing.
+2. A report's values always pass the launcher's checks, whatever values the program passes. After a failed check, the
+   launcher would close the connection, which the worker needs to adopt the next cluster version.
    (`test_any_reported_value_is_read`.)
 """
 
@@ -56,7 +55,7 @@ def monotonic() -> float:
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
-    """Show on the live page and in the trace that the program does `what` in this block. `what` is in `ACTIVITIES`."""
+    """Show this block on the live page and in the trace as the activity `what`, which is in `ACTIVITIES`."""
     member = current()
     before = member.activity
     _note_activity(member, ACTIVITIES.index(what))
@@ -75,7 +74,7 @@ def _note_activity(member: Member, activity: int) -> None:
 
 @contextmanager
 def spending(what: str) -> Iterator[None]:
-    """Do the same as `doing`, and count the time of this block as spent on `what`, which is "data" or "checkpoint"."""
+    """Do the same as `doing`, and count this block's time as spent on `what`, which is "data" or "checkpoint"."""
     member = current()
     clock = member.ports.monotonic
     began = clock()

@@ -1,8 +1,8 @@
-"""Handle a resize request from the ranks: the lowest living rank writes the request to the cluster store.
+"""Handle a resize request from the ranks, which the lowest living rank writes to the cluster store.
 
-The rank writes in the background and retries while the store is unreachable; training continues. If the rank fails, the
-next rank writes the request, unless it finds that the failed rank has already written it. All ranks receive the result
-in the next agreement.
+That rank writes in the background and retries while the store is unreachable; training continues. If the rank fails,
+the next rank writes the request, unless the failed rank has already written it. All ranks receive the result in the
+next agreement.
 
 The ranks also report a size that they will request later, as a hint to the launcher (`expect`).
 """
@@ -47,8 +47,8 @@ class _NoSlotsError(ResizeError):
 class SizeRequest:
     """Write a cluster of a given size to the store, in a separate thread, until the store accepts or rejects it.
 
-    A config server doesn't save clusters to disk. If it restarts, it loses a cluster that the launcher hasn't read yet.
-    Therefore, the thread checks repeatedly that the store still has the cluster, and writes the cluster again if
+    A config server doesn't save clusters to disk, so a restart loses a cluster that the launcher hasn't read yet.
+    Therefore, the thread repeatedly checks that the store still has the cluster, and writes the cluster again if
     necessary. The thread ends when the ranks adopt a version.
     """
 
@@ -127,7 +127,7 @@ def _write(
     """Write a cluster of `size` workers to the store, and return its version.
 
     If the newest cluster in the store already has that size, write nothing and return that cluster's version. If
-    ``is_over()`` is true, write nothing and return this member's version.
+    ``is_over()`` is true, write nothing and return the version of this member's cluster.
     """
     store = _store(member)
     if not member.get(env.WATCH):
@@ -148,7 +148,7 @@ def _write(
             return newest.version
         if is_over():
             return int(cluster.version)
-        # If hosts have joined or left, the store has the new slots, while the environment still has the old ones.
+        # If hosts have joined or left, the store has the new slots, but the environment still has the old slots.
         slots = newest.slots or hosts
         if slots is not None and size > sum(slots.values()):
             given = ",".join(f"{host}:{count}" for host, count in slots.items())
@@ -181,7 +181,7 @@ def propose(size: int) -> int:
 def want(member: Member, size: int) -> None:
     """Record that all ranks request `size`."""
     there = member.pending[0] if member.pending is not None else int(member.core.size())
-    # If another size is being written, `size` has to be written afterwards, even if it is already the pending size.
+    # If another size is being written, `size` must be written afterwards, even if `size` is already the pending size.
     member.requested_size = None if size == there and member.requested_size is None else size
 
 
@@ -228,7 +228,7 @@ def expect(joining: int, size: int) -> None:
     """Notify the launcher that the ranks will request `size` next, with `joining` new workers.
 
     The launcher can then start these workers early (`ms_kungfu.launcher.state.prestarted`). A separate thread sends the
-    notification. If it is lost, the launcher starts the workers only when the ranks request the size.
+    notification. If the notification is lost, the launcher starts the workers only when the ranks request the size.
     """
     member = current()
     version = int(member.core.cluster_version())
@@ -256,7 +256,7 @@ def drop(member: Member) -> None:
 
 
 def refusal_of(member: Member, rank: int) -> str | None:
-    """Return the reason why `rank` couldn't write the request. This function is a collective.
+    """Return the reason why `rank` couldn't write the request (collective).
 
     If `rank` has failed in the meantime, return None; the next rank then has to write the request.
     """

@@ -2,7 +2,7 @@
 
 All ranks have the same role. In one small all-reduce, they agree on the newest prepared cluster version, on a requested
 size, and on the result of that request (`requested_size`). A version is prepared when all its new processes are ready,
-so members don't wait until a process has started. After the agreement, each member requests the version's shared-memory
+so members needn't wait for processes to start. After the agreement, each member requests the version's shared-memory
 segment from its host's broker and joins the segment. `docs/architecture.md` describes a resize step by step.
 
 The agreement is an ordinary collective, so docs/recovery.md covers a failure during the agreement or the change.
@@ -20,7 +20,7 @@ from ms_kungfu.membership.joining import detach, enter, join, request_segment
 from ms_kungfu.membership.member import Change, Member, current
 from ms_kungfu.membership.requested_size import LATER, PENDING, REFUSED, drop, pursue, refusal_of, unpack, want
 
-# The launcher's own timeout expires earlier, so that the launcher can still prepare a version without joining workers.
+# The launcher's timeout is shorter by this margin, so that it can still prepare a version without joining workers.
 _GIVE_UP_MARGIN_S = 10.0
 
 Settle = Callable[[bool], bool]
@@ -40,7 +40,7 @@ def step(size: int | None = None, wait: bool = False, word: int = 0, settle: Set
         wait: whether to return only when the requested size is reached, as KungFu's resize does. If false, training
             continues in the meantime. The value must be the same on all ranks.
         word: any number below 2**64, which is compared with the words of the other ranks (see `settle`).
-        settle: a function that is called before the cluster changes, on all ranks or on none. Its argument says whether
+        settle: a function that is called before the cluster changes, on all ranks or on none. Its argument is true if
             all ranks have passed the same word. The function may call collectives. If it returns true, the cluster
             doesn't change in this step. The function must return the same result on all ranks. If it raises an
             exception, `step` raises that exception, and the cluster doesn't change.
@@ -110,7 +110,7 @@ def training_begun(number: int) -> None:
 
 
 def no_change() -> Change:
-    """Return a `Change` that says that nothing has changed."""
+    """Return a `Change` without any change."""
     member = current()
     present = int(member.core.size())
     return Change(False, member.detached, present, present)
@@ -119,7 +119,7 @@ def no_change() -> Change:
 def has_no_cluster(member: Member, size: int | None) -> bool:
     """Return whether this process has left its cluster, or was never in a cluster that can change.
 
-    Raise ResizeError if it was never in such a cluster but requests a different `size`.
+    Raise ResizeError if this process was never in such a cluster but requests a different `size`.
     """
     if member.cluster is None and not member.detached and size is not None and size != int(member.core.size()):
         raise _not_started(size)

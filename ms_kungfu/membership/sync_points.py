@@ -2,7 +2,7 @@
 
 Ranks that run their steps at different speeds can't agree once per step. Instead, each rank reads two words of the
 shared-memory segment after its step (:func:`sync_point_is_due`). If neither word requests a sync point, the rank
-continues. Otherwise, all ranks call :func:`enter_sync_point`, agree on the training's state, and call
+continues. If one does, all ranks call :func:`enter_sync_point`, agree on the training's state, and call
 :func:`follow_sync_point`, which runs the agreement of `step_agreement`. The two words are:
 
 - `announced`, which the launcher writes, is the newest prepared cluster version. A failure, an eviction, ``kungfu-run
@@ -10,20 +10,20 @@ continues. Otherwise, all ranks call :func:`enter_sync_point`, agree on the trai
 - `sync points`, which any member increments, is the number of sync points requested so far. A rank requests the next
   sync point if its schedule has a new size, a requested size is rejected, a checkpoint is due, or its steps are done.
 
-1. Both words only grow. So each rank sees a request when its current step ends, and the request stays visible until all
-   ranks have entered the sync point.
+1. Both words only grow. So each rank reads a request when its current step ends, and the request stays readable until
+   all ranks have entered the sync point.
 2. A rank that enters a sync point waits there and requests no other sync point. Each rank contributes its own reason
    for the sync point. So all ranks enter the same sync points in the same order, whatever their reasons. A sync point
    waits only for the slowest rank's current step. (`test_simulated_jobs.py`.)
 3. If a rank fails before or in a sync point, the other ranks' operations end without that rank (docs/recovery.md). If
-   only the failed rank had a reason for the sync point, the other ranks enter it anyway and then continue. The failure
-   leads to a new version, which is the reason for the next sync point.
+   only the failed rank had a reason for the sync point, the other ranks still enter that sync point and then continue.
+   The failure causes a new version, which is the reason for the next sync point.
 4. The lowest living rank writes a requested size after its own steps, without a sync point. If that rank fails, the
    next rank writes the size again. All ranks receive the size in a sync point, and store it until a sync point reports
    that the size is pending.
 5. In a new version, `announced` is that version's number, and `sync points` is 0.
 6. A rank that has finished all its steps requests a sync point and waits in it. That sync point ends training for all
-   ranks. So no rank starts other collectives or exits while other ranks still expect it in a sync point.
+   ranks. So no rank starts other collectives or exits while other ranks are still waiting for it in a sync point.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from ms_kungfu.membership.step_agreement import follow, has_no_cluster, no_chang
 def sync_point_is_due(size: int | None = None, call: bool = False) -> bool:
     """Return whether a sync point has been requested, so that this rank has to call :func:`enter_sync_point` now.
 
-    This function isn't a collective. If no sync point has been requested, it only needs a few atomic loads.
+    This function isn't a collective. If no sync point has been requested, it takes only a few atomic loads.
 
     Args:
-        size: the size that this rank requests. If the size hasn't been requested yet, the function requests a sync
+        size: the size that this rank requests. If that size hasn't been requested yet, the function requests a sync
             point.
         call: whether to request a sync point in any case.
 

@@ -12,7 +12,7 @@ from ms_kungfu.monitoring.record import StepRecord
 
 _log = logging.getLogger("ms_kungfu.monitoring")
 
-# Each entry: the name of the metric, its help text, and a function that reads the value from a record.
+# For each metric: its name, its help text, and a function that reads its value from a record.
 _GAUGES: tuple[tuple[str, str, Callable[[StepRecord], float | None]], ...] = (
     ("step", "Steps done since training started.", lambda r: r.step),
     ("cluster_size", "Number of workers.", lambda r: r.cluster_size),
@@ -60,7 +60,7 @@ class MetricsEndpoint:
 
     A thread of prometheus_client serves the requests, and sleeps between them. Each worker on a
     host has its own port: the worker in slot i uses ``port + i``. By default, only programs on this
-    machine can connect; `address` changes that. Requests need no authentication.
+    machine can connect, unless `address` is set. Requests need no authentication.
 
     Args:
         last: a function that returns the last record, or None before the first record.
@@ -116,8 +116,8 @@ class MetricsEndpoint:
 def _place() -> int:
     """Return this worker's slot on its host.
 
-    The slot is computed from the worker's port. While this worker runs, no other worker on the host has
-    the same port.
+    The slot is computed from the worker's port. While this worker is running, no other worker on
+    the host has the same port.
     """
     own, ports = env.SELF.get(), env.PORT_RANGE.get()
     return int(own.rpartition(":")[2]) - (ports[0] if ports else 10000) if own else 0

@@ -52,12 +52,12 @@ class Monitor:
     doesn't affect the noise scale.
 
     Args:
-        jsonl: a file to which rank 0 writes each record as a line of JSON. It may be a FIFO that
-            another process reads. While the FIFO is full, training waits.
+        jsonl: a file to which rank 0 writes each record as a line of JSON. The file may be a FIFO
+            that another process reads. While the FIFO is full, training waits.
         interval: the number of steps between two measurements. Times and bytes are the mean over
             these steps.
-        half_life: the number of measured steps after which a measurement has half its initial weight
-            in the noise scale.
+        half_life: the number of measured steps after which a measurement has half of its initial
+            weight in the noise scale.
         update_ratio_interval: the number of steps between two measurements of the update-to-weight
             ratio; 0 turns these measurements off. Each measurement copies the weights.
         log_interval: the number of records between two lines in the log. Rank 0 writes these lines to
@@ -159,8 +159,8 @@ class Monitor:
                 (`ElasticDataset.step_shards`). The monitor then ignores `samples`. It computes the
                 statistics of the gradients over the shards, so they don't depend on the cluster size.
             trained: the number of samples on which all workers together trained in this step, if it
-                is known (`ElasticDataset.commit`). Otherwise the workers exchange their numbers of
-                samples. A worker that fails before the exchange then isn't counted.
+                is known (`ElasticDataset.commit`). If it isn't, the workers exchange their numbers
+                of samples, and a worker that fails before the exchange isn't counted.
 
         Returns:
             The new record, or None if this step wasn't measured.
@@ -257,8 +257,8 @@ class Monitor:
             "resize": math.nan if self._resize_seconds is None else self._resize_seconds,
         }
         trained, self._steps, self._samples = self._samples, 0, 0
-        # The first entry of a living worker's row isn't 0, because a step takes time. With ten float32 values, the
-        # message fills one cache line.
+        # The first entry of a living worker's row isn't 0, because each step takes time. Ten float32 values make the
+        # message fill one cache line.
         everyones = gather_living(np.array(list(own.values()), np.float32), "kungfu/monitor", nonzero=0)
         rows = np.array(list(everyones.values()), np.float64)
         told = dict(zip(own, rows.T))

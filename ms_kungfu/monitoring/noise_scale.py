@@ -5,11 +5,11 @@ McCandlish, Kaplan, Amodei and the OpenAI Dota Team, "An Empirical Model of Larg
 
 A gradient over b samples has the expected squared norm ``|G|^2 + tr(Sigma) / b``. Here, G is the
 gradient over all data, and Sigma is the covariance of one sample's gradient. Measurements at two
-batch sizes give two equations for ``|G|^2`` and ``tr(Sigma)``. Data-parallel training has two batch
-sizes in every step: that of each worker's own gradient, and that of the mean over all workers.
-``tr(Sigma) / |G|^2`` is the *simple noise scale* B. If the batch is far smaller than B samples,
-doubling the batch saves nearly half of the steps. If the batch is far larger than B samples,
-doubling the batch saves almost no steps.
+batch sizes yield two equations for ``|G|^2`` and ``tr(Sigma)``. Data-parallel training has two
+batch sizes in every step: the batch of a worker's own gradient, and the batch of the mean over all
+workers. ``tr(Sigma) / |G|^2`` is the *simple noise scale* B. If the batch is far smaller than B
+samples, doubling the batch saves nearly half of the steps. If the batch is far larger than B
+samples, doubling the batch saves almost no steps.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def unbiased_estimates(
     Args:
         mean_local_squared: the squared norm of each worker's gradient, averaged over the workers.
         reduced_squared: the squared norm of the mean gradient over all samples.
-        batches: each worker's number of samples. The numbers may differ, because the estimate uses
-            the mean of their inverses.
+        batches: each worker's number of samples. The numbers may differ between workers, because
+            the estimate uses the mean of the inverses.
 
     Returns: The two estimates. None if they can't be computed, because there is only one worker, a
         batch has 0 samples, or a norm isn't finite (an overflow).

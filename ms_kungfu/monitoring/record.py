@@ -24,13 +24,13 @@ class StepRecord:
         loss: the mean loss over the workers, weighted by their numbers of samples.
         learning_rate: the learning rate of this step.
         seconds: the time from the end of the previous step to the end of this step, at the slowest
-            worker. It doesn't include resizes.
+            worker, without resizes.
         compute_seconds: for each worker, the duration of the step without communication. In synchronous
             training, all workers' steps take equally long, so this field shows which worker is slow.
-        communication_seconds: the time in collectives, at the worker that spent the least time in them.
+        communication_seconds: the time in collectives, at the worker for which it was shortest.
             That worker arrived last, so it didn't wait for another worker.
-        exposed_seconds: the part of the time in collectives for which the program had to wait. The rest
-            of the time overlapped with the backward pass.
+        exposed_seconds: the part of the time in collectives for which the program had to wait. The
+            rest overlapped with the backward pass.
         hidden_fraction: the fraction of all workers' time in collectives that overlapped with the
             backward pass, 0 to 1.
         received_bytes: for each worker, the bytes that it received from all other workers.
@@ -43,8 +43,8 @@ class StepRecord:
             infinite if noise hides the gradient, and None before the first step with two workers or
             shards.
         update_ratio: the norm of the last measured step's update, divided by the norm of the weights.
-        monitor_seconds: the CPU time that monitoring took in the step, at the worker with the highest
-            CPU time.
+        monitor_seconds: the CPU time of monitoring in the step, at the worker with the highest CPU
+            time.
         resize_seconds: the duration of the last change of the cluster; None before the first change.
     """
 

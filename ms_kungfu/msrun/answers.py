@@ -1,7 +1,7 @@
 """Replace some of MindSpore's functions and classes in the program's process.
 
-MindSpore's files aren't changed. Most of MindSpore's own modules still use the original functions. The exceptions are
-the few functions that make a training step data parallel.
+MindSpore's files aren't changed. MindSpore's own modules still use the original functions, except for the few functions
+that make a training step data parallel.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _give_process_groups(name: str, relative: str, communication: ModuleType) ->
 
 
 def _put(modules: tuple[str, ...], names: dict[str, Any]) -> None:
-    """Replace names in the modules that have them. MindSpore's versions have different names."""
+    """Replace each name in the modules that have it, because MindSpore's versions have different names."""
     for module in modules:
         found = sys.modules.get(module)
         for name, value in names.items():

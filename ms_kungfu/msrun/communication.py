@@ -13,7 +13,7 @@ _BACKENDS = ("hccl", "nccl", "mccl", None)
 
 
 def refused(what: str, why: str) -> RuntimeError:
-    """Return the error for a feature that isn't supported in a virtual world."""
+    """Return the error for a feature that virtual worlds don't support."""
     return RuntimeError(f"{what} isn't supported under kungfu-run --msrun: {why}")
 
 
@@ -98,7 +98,7 @@ def get_comm_name(group: str | None = None) -> NoReturn:
 
 
 def refusing(name: str, why: str) -> Callable[..., NoReturn]:
-    """Return a function with this name that raises an error. The error says `why` the function isn't supported."""
+    """Return a function with this name that raises an error, with the reason `why` the function isn't supported."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise refused(name, why)

@@ -18,7 +18,7 @@ _DEFAULTS: dict[str, Any] = {
     "global_rank": None,
 }
 _OWN = ("comm_fusion", "all_reduce_fusion_config")  # MindSpore's own settings that are supported here
-# Settings that are accepted only with these values, because the values have no effect.
+# Settings that are accepted only with these values, which have no effect.
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "enable_parallel_optimizer": (False,),
     "pipeline_stages": (1,),

@@ -24,7 +24,7 @@ _known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def differentiates(function: Any, *arguments: Any) -> bool:
-    """Return whether a function or cell uses a gradient function, according to the objects and names in it."""
+    """Return whether a function or cell uses a gradient function, judging by its objects and names."""
     function = getattr(function, "__func__", function)
     if function not in _known:
         held = [each for each in arguments if not isinstance(each, (ms.Tensor, int, float, tuple, list, dict))]

@@ -4,7 +4,7 @@
         loss, gradients = gradient(image, label)
         optimizer(reducer(gradients))
 
-Such a loop doesn't say where a step ends, or which cells the loop trains. So these rules apply:
+Such a loop doesn't show where a step ends, or which cells the loop trains. Therefore these rules apply:
 
 - A step ends when the loop requests the next batch.
 - All cells that the program has created before its first batch are kept equal on all workers.
@@ -12,14 +12,14 @@ Such a loop doesn't say where a step ends, or which cells the loop trains. So th
 - A loop over any other dataset is an evaluation, in which each worker sees all samples.
 - If the program trains with `Model.train`, each loop is an evaluation.
 
-A joining worker runs the program from its start, so it begins with the first pass over the dataset. The worker gets the
-number of passes that the other workers have begun. Until it reaches the same pass, each of its passes ends immediately,
-and it takes part in no collective (`world.takes_part`).
+A joining worker runs the program from its start, so it begins with the first pass over the dataset. The worker receives
+the number of passes that the other workers have begun. Until it reaches the current pass, each of its passes ends
+immediately, and it takes part in no collective (`world.takes_part`).
 
 The cluster changes only after the last step of a pass. The reason is that a loop may count its batches (`enumerate`)
-and do something every few batches, which all workers must do at the same batch. A worker that joined during a pass
-would count from 0. It would then wait for the other workers in one operation while they wait in another operation.
-A failure during a pass causes no such problem, because the surviving workers keep their counts.
+and run an operation every few batches, which all workers must run at the same batch. A worker that joined during a pass
+would count from 0, and would then wait in one operation while the other workers wait in another. A failure during a
+pass causes no such problem, because the surviving workers keep their counts.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class _Training:
 
     def begin_pass(self) -> None:
         self._passes += 1
-        # Queued operations belong to the previous pass. They must end before `world.takes_part` changes, because a
-        # joining worker took no part in that pass.
+        # Queued operations belong to the previous pass. These operations must end before `world.takes_part` changes,
+        # because a joining worker took no part in that pass.
         wait_for_queue()
         if self._passes == 1:
             self._elastic.begin()
@@ -127,8 +127,8 @@ class _Training:
         """
         updates = cells.updates() - self._updates
         self._is_broken_off = True
-        # The last batch counts as untrained if it has caused no update and each earlier batch of the pass has caused
-        # the same number of updates.
+        # The last batch counts as unused if it has caused no update and each earlier batch of the pass has caused the
+        # same number of updates.
         if self._batches > 1 and updates % self._batches and updates % (self._batches - 1) == 0:
             self.taken = False
         if self.taken:
@@ -151,8 +151,8 @@ class _Training:
                 "after the training loop"
             )
         self._elastic.average_statistics()  # an evaluation may follow, in which the workers' statistics must be equal
-        # A learning rate, for example, may depend on a count that the program keeps over all passes. Such a value
-        # differs on a worker that has joined later.
+        # A learning rate, for example, may depend on a count that the program keeps over all passes. On a worker that
+        # has joined later, such a value differs.
         self._elastic.check_sameness()
         self._elastic.epoch_end()
 
@@ -163,8 +163,8 @@ _training: _Training | None = None
 class Unsharded:
     """An iterator over a dataset that isn't sharded, for example for an evaluation.
 
-    If the program trains with this iterator, an error is raised. Each worker would otherwise train on all samples, or
-    those that the worker selects by its rank, and the workers' gradients wouldn't be combined.
+    If the program trains with this iterator, an error is raised. Without the error, each worker would train on all
+    samples, or on those that the worker selects by its rank, and the workers' gradients wouldn't be combined.
     """
 
     _LOOKS = 3  # how many batches are checked for training
@@ -215,7 +215,7 @@ class Loop:
         return self._next_to_train() if self._trains else self._next_to_evaluate()
 
     def _first_look(self) -> Any:
-        """Return one batch, whose shape a program may need before it has a reducer. Reject a second batch."""
+        """Return one batch, because a program may need its shape to create a reducer. Reject a second batch."""
         if self._looked:
             raise refused(
                 "a loop over a sharded dataset in a program without a gradient reducer",

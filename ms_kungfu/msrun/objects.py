@@ -1,8 +1,8 @@
 """Transfer objects that have Parameters but aren't cells, in a program with its own training loop.
 
-An example is ``@ms.jit_class class Accumulator``. A joining worker gets the values of such objects from the rank that
-sends it the training state. Workers don't compare these values, because they may differ by design: for example, an
-object may contain a sum of gradients that haven't been reduced.
+An example is ``@ms.jit_class class Accumulator``. A joining worker receives the values of such objects from the rank
+that sends the training state. Workers don't compare these values, which may differ by design: for example, an object
+may contain a sum of gradients that haven't been reduced.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def component(cells: Iterable[Any]) -> Component:
 def _parameters(known: set[int]) -> dict[str, Any]:
     """Return the objects' Parameters that aren't in `known`, by the object's class, attribute and Parameter's name.
 
-    If two Parameters have the same key, other workers can't tell them apart, so the result contains neither.
+    If two Parameters have the same key, other workers can't distinguish them, so the result contains neither.
     """
     found: dict[str, dict[int, Any]] = {}
     for each in gc.get_objects():

@@ -15,7 +15,7 @@ from ms_kungfu.msrun import rank_batches, world
 from ms_kungfu.msrun.communication import refused
 from ms_kungfu.msrun.gradient_search import names_in
 
-# A function that is applied to batches may get a rank from a parameter or a function with one of these names.
+# A function that is applied to batches may read a rank from a parameter or a function with one of these names.
 _RANKS = {"rank", "rank_id", "local_rank", "shard_id", "device_id", "get_rank", "get_local_rank"}
 
 
@@ -80,7 +80,7 @@ def _rank_in(function: Any) -> str | None:
 
 
 def whole(dataset: ds.Dataset) -> ds.Dataset:
-    """Return a dataset for an evaluation. On each worker, it yields all samples, in batches of the program's size."""
+    """Return a dataset for an evaluation, which yields all samples on each worker, in batches of the program's size."""
     parts = take_apart(dataset, "evaluation")
     assert parts.batch_size is not None
     return pipelines.batched(parts.samples, parts.batch_size)
@@ -96,7 +96,7 @@ class _BatchesOfRanks(Batches):
 
 
 class OfRanks(ElasticDataset):
-    """A dataset whose steps are divided among the virtual ranks. A worker gets the batches of its virtual ranks."""
+    """A dataset whose steps are divided among the virtual ranks. A worker receives its virtual ranks' batches."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -136,7 +136,7 @@ def elastic(dataset: ds.Dataset, by_shards: bool) -> ElasticDataset:
             global_batch_size=parts.batch_size * world.size(),
             shuffle=parts.shuffles,
             shards=world.size() if by_shards else None,
-            # MindSpore's own operations augment a sample with new random numbers each time that the sample is read.
+            # MindSpore's own operations augment a sample with new random numbers each time the sample is read.
             shards_check="warn" if by_shards else "raise",
         )
     return made[by_shards]

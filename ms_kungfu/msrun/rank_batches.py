@@ -1,26 +1,26 @@
 """Call the program's gradient functions separately for each virtual rank's batch.
 
-If there are fewer than V workers, a worker does the work of several virtual ranks. Its loop gets one batch, which
-contains the batches of these ranks one after the other. The program processes this batch once, as if it were the batch
-of one rank, except that gradients are computed separately for each rank. A function from ``ms.value_and_grad``,
+If there are fewer than V workers, a worker does the work of several virtual ranks. Its loop receives one batch, in
+which the batches of these ranks follow one another. The program processes this batch once, as if it were the batch of
+one rank, except that gradients are computed separately for each rank. A function from ``ms.value_and_grad``,
 ``ms.grad`` or ``ops.GradOperation`` is called once for each rank. If a tensor has as many rows as the batch, each call
 gets only the rows of its rank. The result is the mean of the ranks' gradients. The reducer averages the results over
-the workers, weighted by the number of samples. So a step gives the same result as a step under msrun. This is true even
-if the loss isn't a mean over samples (for example, a sum, or a loss with a factor like ``batch_size * rank_size``). If
-the cluster changes, no graph is compiled again.
+the workers, weighted by the number of samples. So a step has the same result as a step under msrun, even if the loss
+isn't a mean over samples (for example, a sum, or a loss with a factor like ``batch_size * rank_size``). If the cluster
+changes, no graph is compiled again.
 
-1. A step is *divided* if at least one of its members does the work of several ranks. It is then divided on all workers.
-   So all workers run the program's own collectives in the same way, in Python or in a graph.
+1. A step is *divided* if at least one of its members does the work of several ranks. Such a step is divided on all
+   workers, so all of them run the program's own collectives in the same way, in Python or in a graph.
 2. In a divided step, a jitted function or a cell in GRAPH mode runs as Python if it uses a gradient function. Python
-   then calls the gradient function, which is itself a graph, once per rank. A jitted function or cell in which
-   `ms_kungfu.msrun.gradient_search` finds no gradient function runs as a graph, and invariant 3 applies.
+   then calls the gradient function, which is itself a graph, once per rank. If `ms_kungfu.msrun.gradient_search` finds
+   no gradient function in a jitted function or cell, the function or cell runs as a graph, and invariant 3 applies.
 3. In the first divided steps, this module checks how gradients are computed. Training ends with an error if the weights
    were updated without gradients that were computed separately for each rank.
 4. Before each rank's batch, the moving statistics (for example of BatchNorm) are reset to their values at the beginning
-   of the step. After all ranks' batches, they get the average of the results.
+   of the step. After all ranks' batches, the statistics are set to the average of the results.
 5. A tensor with as many rows as the batch is divided by rows if it comes from the step's iterator or was created during
    the step. A tensor that existed before the step is passed undivided to each rank, because it doesn't contain the
-   batch unless the program has copied the batch into it. The code can't know which new tensors are computed from the
+   batch unless the program has copied the batch into it. This module can't know which new tensors are computed from the
    batch. So it logs each decision about a tensor that isn't a column of the batch as a WARNING, once per shape.
 """
 
@@ -58,7 +58,7 @@ _REMEDY = (
 
 
 class _Step:
-    """The state of the present training step."""
+    """The state of the current training step."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []  # number of samples for each rank whose work this worker does; [] between steps
@@ -86,7 +86,7 @@ class _Step:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Mark the block as a running gradient function, in which called functions get one rank's batch."""
+        """Mark the block as a running gradient function, in which functions are called with one rank's batch."""
         self.is_inside = True
         try:
             yield
@@ -139,7 +139,7 @@ def _note_older() -> None:
 
 
 def hand_out(batch: Any) -> None:
-    """Record the tensors of the batch that the program gets."""
+    """Record the tensors of the batch that the program receives."""
     if _step.is_divided:
         _step.columns = _leaves(batch)
 
@@ -217,7 +217,7 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 def _replaced(tree: Any, leaves: Iterator[Any]) -> Any:
-    """Return the same nested structure, in which `leaves` replace the tensors."""
+    """Return a copy of a nested structure, in which `leaves` replace the tensors."""
     if isinstance(tree, ms.Tensor):
         return next(leaves)
     if isinstance(tree, dict):
@@ -255,7 +255,7 @@ def _cut(tree: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def _are_batch(leaves: Sequence[Any], samples: int, ranks: int) -> list[bool]:
-    """Return which of the tensors contain the batch (invariant 5)."""
+    """Return, for each tensor, whether it contains the batch (invariant 5)."""
     columns = set(map(id, _step.columns))
     free = [leaf for leaf in leaves if id(leaf) not in columns and not isinstance(leaf, ms.Parameter)]
     older = [leaf for leaf in free if _step.older.get(id(leaf)) is leaf]
@@ -481,7 +481,7 @@ def answer_for_cells(compile_and_run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _changing(argument: Any) -> Any:
-    """Return the argument with a mark, so that a graph treats its tensors as variables."""
+    """Mark an argument, so that a graph treats its tensors as variables, and return the argument."""
     tensors = type(argument) in (tuple, list) and len(argument) > 0
     if tensors and all(isinstance(each, ms.Tensor) and not isinstance(each, ms.Parameter) for each in argument):
         return ms.mutable(argument)
@@ -500,8 +500,8 @@ _forward_backward: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictiona
 def answer_for_train_cells(stock: Callable[..., Any]) -> Callable[..., Any]:
     """Return the replacement for ``nn.TrainOneStepCell.__call__``.
 
-    MindSpore's cell computes the loss separately from the gradients. The replacement also computes the loss rank by
-    rank, which is possible because the structure of this cell is known.
+    MindSpore's cell computes the loss separately from the gradients. The structure of this cell is known, so the
+    replacement computes the loss rank by rank, too.
     """
 
     @functools.wraps(stock)

@@ -35,7 +35,7 @@ def _note() -> None:
 def _ask_python() -> Any:
     """Make the plugin's kernels call Python at each launch.
 
-    Python answers whether this worker takes part in collectives, and which worker does the work of a virtual rank.
+    Python returns whether this worker takes part in collectives, and which worker does the work of a virtual rank.
     """
     ask = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: int(world.takes_part()))
     who = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_uint8), ctypes.c_int)(
@@ -56,10 +56,9 @@ def _check_place(name: str) -> None:
 class AllReduce(Collective):
     """``ops.AllReduce``: reduce a tensor over all V ranks by ``"sum"``, ``"min"`` or ``"max"``.
 
-    During training, the result is computed from the living workers' values. A sum is the mean of these values times V.
-    The sum is computed in float64, and rounded to the nearest integer for integer tensors. A worker that hasn't begun
-    training takes part in no collective. If the operation is a sum, this worker gets its own value times V. Otherwise,
-    it gets its own value.
+    During training, the result is computed from the living workers' values. A sum is the mean of these values times V,
+    computed in float64 and, for integer tensors, rounded to the nearest integer. A worker that hasn't begun training
+    takes part in no collective: the result is its own value, multiplied by V for a sum.
     """
 
     def __init__(self, op: str = "sum", group: str | None = None) -> None:
@@ -122,7 +121,7 @@ class DistributedGradReducer(nn.Cell):
     """``nn.DistributedGradReducer``: return the sum of the ranks' gradients, or their mean if `mean` is true.
 
     The sum is over the V ranks of the virtual world. The mean is the sum divided by `degree`, which is V unless the
-    program gives another number.
+    program passes another number.
 
     The parameters' ``comm_fusion`` determines which gradients are reduced together (docs/fusion.md). `fusion_type` has
     no effect, because it is an ID for MindSpore's own compiler passes.

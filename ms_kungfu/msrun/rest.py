@@ -1,15 +1,15 @@
 """Handle cells that only some workers have, as in ``if get_rank() == 0: average = Average(net)``.
 
-Cells that all workers have are kept equal. This module handles the other cells: each worker keeps its own. If a joining
-worker has such a cell, it gets the cell's values from a worker that has the same cell.
+Cells that all workers have are kept equal. This module handles the other cells, of which each worker keeps its own. If
+a joining worker has such a cell, it receives the cell's values from a worker with the same cell.
 
-1. The workers find the common cells by comparing the living workers' lists of cells, and do this again when a worker
+1. The workers find the common cells by comparing the living workers' lists of cells, and compare again when a worker
    joins. So all workers get the same result (`agree`).
-2. A cell may be missing on some workers only if no optimizer trains the cell. If an optimizer trains it, the workers
-   run different programs, and all workers raise an error.
+2. A cell may be missing on some workers only if no optimizer trains the cell. If an optimizer trains such a cell, the
+   workers run different programs, and all workers raise an error.
 3. The cluster changes after the last step of a pass. Before the change, all workers copy the cells that only some
-   workers have (`copy`). So a cell isn't lost if the only worker that has it is removed. If that worker fails during a
-   pass, the copy is from the end of the previous pass, and a warning says so.
+   workers have (`copy`). So a cell isn't lost if the only worker with that cell is removed. If that worker fails during
+   a pass, the copy is from the end of the previous pass, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SHOWN = 3
 
 
 def named(cells: Iterable[Any]) -> dict[str, Any]:
-    """Return a dict from key to cell. The keys are the same on all workers.
+    """Return a dict from key to cell, with the same keys on all workers.
 
     A key contains the cell's class, a checksum of the descriptions of the cell's parameters, and a number.
     """
@@ -47,7 +47,7 @@ def named(cells: Iterable[Any]) -> dict[str, Any]:
 def apart(everyones: Mapping[int, Iterable[str]]) -> dict[str, list[int]]:
     """Return the names that only some ranks have, each with a list of these ranks.
 
-    The names are sorted by the lowest rank that has them.
+    The names are sorted by the lowest rank that has the name.
     """
     having: dict[str, list[int]] = {}
     for rank, names in sorted(everyones.items()):
@@ -136,7 +136,7 @@ class Rest:
                 inventory.assign(parameter, values)
 
     def copy(self) -> None:
-        """Give all workers copies of the cells that only some have. All workers call this before a cluster change."""
+        """Copy the cells that only some workers have to all workers. All workers call this before a cluster change."""
         for name, ranks in self._apart.items():
             packed = self._received(name, name in self._cells or name in self._copies, ranks[0])
             if packed is not None:

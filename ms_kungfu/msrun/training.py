@@ -54,15 +54,15 @@ def answer_for(method: Callable[..., Any]) -> Callable[..., Any]:
         given["train_dataset"] = pipelines.elastic(data, by_shards)
         if isinstance(given.get("valid_dataset"), ds.Dataset) and pipelines.shards_of(given["valid_dataset"]):
             given["valid_dataset"] = pipelines.whole(given["valid_dataset"])
-        # The cluster changes between steps, so sink mode, which runs many steps at once, can't be used. MindSpore
-        # ignores sink mode on CPUs in any case.
+        # The cluster changes between steps, so sink mode, which runs many steps at once, can't be used. On CPUs,
+        # MindSpore ignores sink mode in any case.
         given["dataset_sink_mode"] = False
         given["sink_size"] = -1
         if "valid_dataset_sink_mode" in given:
             given["valid_dataset_sink_mode"] = False
         elastic = _callbacks.setdefault(self, _Elastic())
-        # This callback comes last, because collectives in the program's own callbacks must use the cluster version in
-        # which the step ran.
+        # This callback comes last, because collectives in the program's own callbacks must run in the step's cluster
+        # version.
         given["callbacks"] = [*_listed(given["callbacks"]), elastic]
         if world.rank() == 0:
             _log.info(
@@ -78,7 +78,7 @@ def answer_for_eval(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return the replacement for ``Model.eval``.
 
     If the dataset is sharded, all ranks take part in the evaluation, each sample is evaluated once, and all ranks get
-    the same result. If the dataset isn't sharded, each worker evaluates it without the others.
+    the same result. If the dataset isn't sharded, each worker evaluates the whole dataset alone.
     """
     signature = inspect.signature(method)
 

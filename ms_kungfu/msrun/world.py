@@ -1,8 +1,8 @@
 """Define the virtual world, which has V ranks and never changes. Each worker gets a virtual rank when it starts.
 
-A worker's virtual rank is the index of its slot among all slots of the job, sorted by host. If a new worker
-replaces a failed worker, the new worker gets the failed worker's virtual rank. Living workers have different virtual
-ranks, with one exception: a worker that joins while another worker leaves may get the rank V - 1 of a third worker.
+A worker's virtual rank is the index of its slot among all slots of the job, sorted by host. A worker that replaces a
+failed worker gets the failed worker's virtual rank. Living workers have different virtual ranks, with one exception: a
+worker that joins while another worker is leaving may get the rank V - 1 of a third worker.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def passes_by() -> bool:
 
 
 def takes_part() -> bool:
-    """Return whether this worker takes part in collectives, because it is at the same position as the other workers.
+    """Return whether this worker takes part in collectives, that is, has the same position as the other workers.
 
     A worker doesn't take part:
 
@@ -72,8 +72,8 @@ def takes_part() -> bool:
 def writes() -> bool:
     """Return whether this worker has the lowest virtual rank of the living workers.
 
-    MindSpore's callbacks use the result so that only one worker writes files. This works if all ranks have a callback.
-    It also works if only rank 0 has the callback: the worker that does the work of rank 0 then writes.
+    MindSpore's callbacks use the result so that only one worker writes files, regardless of whether all ranks or only
+    rank 0 has the callback. In the second case, the worker that does the work of rank 0 writes.
     """
     return membership.current().cluster is None or player_of(0) == membership.current().core.rank()
 
@@ -83,8 +83,8 @@ def player_of(rank: int, living: Sequence[int] | None = None) -> int:
 
     The living workers, sorted by virtual rank, each do the work of the same number of virtual ranks.
 
-    `living`: the cluster ranks of the living workers. By default these are the workers that this worker knows to be
-    alive. The caller must pass them if all workers have to get the same result.
+    `living`: the cluster ranks of the living workers. The default is the workers that this worker knows to be alive.
+    The caller must pass `living` if all workers have to get the same result.
     """
     member = membership.current()
     if member.cluster is None:

@@ -24,14 +24,14 @@ class Dropout(nn.Cell):
     - the number of masks that the program has already generated for the shard.
 
     So any worker that computes the shard drops the same elements, even if the shard is computed
-    repeatedly. Two calls of the same cell drop different elements. Outside of a step with shards, three
+    again. Two calls of the same cell drop different elements. Outside of a step with shards, three
     values determine the mask:
 
     - ``mindspore.get_seed()`` when the cell was created;
     - the worker's rank when the cell was created;
     - the number of masks that the process has already generated.
 
-    If the worker's rank changes later, the masks don't depend on the new rank. If no seed is set, the
+    If the worker's rank changes later, the masks don't depend on the new rank. Without a seed, the
     masks differ from run to run.
 
     The cell works on CPUs only. Don't use ``recompute`` in PyNative mode: MindSpore would compute the

@@ -13,8 +13,8 @@ from ms_kungfu.fusion._mindspore import mode_of
 from ms_kungfu.fusion.mode import MB
 from ms_kungfu.ops import _plugin, _reparse
 
-# Collectives without a name share one channel, in which they are matched by the order of the calls. Don't derive names
-# by counting primitives: joining workers create a different number of primitives, in a different order.
+# Collectives without a name share one channel, in which calls are matched by their order. Don't derive names by
+# counting primitives: joining workers create a different number of primitives, in a different order.
 UNNAMED = "unnamed"
 
 _DTYPES = (
@@ -30,14 +30,15 @@ def element(dtype: Any) -> Any:
 
 
 def is_undetermined(dtype: Any) -> bool:
-    """Return whether the compiler doesn't know the type yet, which happens if a gradient is sparse."""
+    """Return whether the compiler doesn't know the type yet, as happens if a gradient is sparse."""
     return isinstance(dtype, type(mstype.undetermined))
 
 
 def placeholders(count: int) -> tuple[Any, Any]:
     """Return placeholder shapes and dtypes for `count` tensors whose types the compiler doesn't know yet.
 
-    The compiler doesn't accept unknown types from Python. When it knows the types, it infers the shapes again.
+    The compiler doesn't accept unknown types from Python. When the compiler knows the types, it infers the shapes
+    again.
     """
     return ((1,),) * count, (mstype.TensorType(mstype.float32),) * count
 
@@ -54,8 +55,9 @@ def check_root(root: int) -> int:
 class Primitive(PrimitiveWithInfer):
     """A primitive with a kernel in the plugin. The constructor fixes the primitive's attributes.
 
-    `init_attrs` contains the arguments with which MindSpore creates a copy of the primitive. They are
-    also attributes of the kernel and, through ``add_prim_attr``, of the Python object.
+    `init_attrs` contains the arguments with which MindSpore creates a copy of the primitive. These
+    arguments are also attributes of the kernel and, through ``add_prim_attr``, of the Python
+    object.
 
     The compiler treats a call as having a side effect: equal calls are neither merged nor
     constant-folded, and a call whose result isn't used still runs. All such calls run in program order,
@@ -66,16 +68,16 @@ class Primitive(PrimitiveWithInfer):
 
     def __init__(self, kernel: str, inputs: list[str], outputs: list[str], **attributes: Any) -> None:
         _plugin.load()
-        if self._talks:  # without this call, each worker of a program that never calls init() would train alone
+        if self._talks:  # without this call, each worker would train alone if the program never calls init()
             runtime.init()
         super().__init__(kernel)
         self.init_attrs = attributes
         self.init_prim_io_names(inputs=inputs, outputs=outputs)
         for name, value in attributes.items():
             self.add_prim_attr(name, value)
-        # This attribute chains the calls in a graph. Without it, the compiler merges equal calls, and independent calls
-        # run in a different order in the first step than in later steps. A joining worker and the other workers would
-        # then wait for each other.
+        # This attribute chains the calls in a graph. Without the attribute, the compiler would merge equal calls, and
+        # run independent calls in a different order in the first step than in later steps. A joining worker and the
+        # other workers would then wait for each other.
         self.add_prim_attr("side_effect_io", True)
 
     def set_prim_instance_name(self, instance_name: str) -> Any:
@@ -109,7 +111,7 @@ class Primitive(PrimitiveWithInfer):
 class Collective(Primitive):
     """A collective that accepts a tensor or a tuple of tensors, and returns the same number of tensors.
 
-    If `copies` is true, the collective computes nothing, so it allows any dtype: a Parameter may be bool or complex.
+    If `copies` is true, the collective computes nothing, so it allows any dtype, including bool and complex.
     """
 
     copies = False
@@ -177,8 +179,8 @@ class SizedCollective(Collective):
 
     def __call__(self, *args: Any) -> Any:
         membership.join()  # a process that hasn't joined yet doesn't know the cluster's size
-        # Outside of a graph, MindSpore caches what it has built for a primitive, and the cache's key contains the
-        # attributes. So if the size is an attribute, MindSpore builds the primitive again after a resize. In a compiled
-        # graph, the kernel detects that the size has changed.
+        # Outside of a graph, MindSpore caches built primitives, and the cache's key contains the attributes. Because
+        # the size is an attribute, MindSpore builds the primitive again after a resize. In a compiled graph, the kernel
+        # detects that the size has changed.
         self.add_prim_attr("cluster_size", runtime.current_cluster_size())
         return super().__call__(*args)

@@ -1,4 +1,4 @@
-"""A primitive that reads the present cluster, even in a graph that was compiled for an earlier cluster."""
+"""A primitive that reads the current cluster, even in a graph that was compiled for an earlier cluster."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ class Dropout(Primitive):
     """Return the input without the dropped elements, and the mask, which is true for elements that are kept.
 
     While a shard is computed, the mask depends on the dataset's seed, the step, the shard, and the number of masks that
-    were already generated for this shard. Otherwise, the mask depends on `seed`, `rank`, and the number of masks that
-    the process has already generated.
+    were already generated for this shard. Outside of shards, the mask depends on `seed`, `rank`, and the number of
+    masks that the process has already generated.
     """
 
     _talks = False
@@ -41,8 +41,8 @@ class Dropout(Primitive):
     def of(cls, p: float) -> Dropout:
         """Create a primitive that drops each element with probability `p`, rounded to 32 bits.
 
-        The mask depends on the present global seed and this worker's rank. A process that hasn't joined yet uses the
-        rank for which it was started, because it must be able to create a layer without waiting.
+        The mask depends on the current global seed and this worker's rank. A process that hasn't joined yet uses the
+        rank for which it was started, so that it needn't wait to create a layer.
         """
         seed = ms.get_seed()
         return cls(min(round(p * 2**32), 2**32 - 1), _seed_of_process() if seed is None else seed, membership.rank())

@@ -1,4 +1,4 @@
-"""MindSpore's executor of compiled cells in GRAPH mode. This module measures the compilations."""
+"""Measure the compilations by MindSpore's executor of cells in GRAPH mode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXECUTOR: Any = _cell_graph_executor
 def _measure_compilations() -> None:
     """Count the time of each later compilation of a cell, and add the compilation to the process's trace.
 
-    Functions with ``mindspore.jit`` have another executor. Their compilations aren't counted.
+    The compilations of functions with ``mindspore.jit``, which have another executor, aren't counted.
     """
     compile_or_find = EXECUTOR.compile
 

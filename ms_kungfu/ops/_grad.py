@@ -4,8 +4,8 @@ The collective that computes a gradient has the name of the forward collective, 
 collective has no name, the gradient's collective has no name either.
 
 For the compiler, the collectives of a forward pass form one chain, and those of a backward pass form another. Each
-gradient waits for the result of its own forward call (`ops.depend`), even if it doesn't need that result. Otherwise,
-the compiler could run the two passes of a linear function in different orders on different ranks.
+gradient waits for the result of its own forward call (`ops.depend`), even if it doesn't need that result. Without this
+wait, the compiler could run the two passes of a linear function in different orders on different ranks.
 """
 
 from __future__ import annotations

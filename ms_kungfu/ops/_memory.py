@@ -1,14 +1,13 @@
 """Make ``Parameter.set_data`` work in PyNative mode with optimizers that use ms_kungfu's primitives.
 
-``set_data`` gives a Parameter different memory. An optimizer's ``construct`` is jitted, and the graph that its first
-call compiled continues to use the old memory. After ``set_data``, the graph silently updates only the old memory.
+``set_data`` moves a Parameter to different memory. An optimizer's ``construct`` is jitted, and the graph that its first
+call compiled continues to use the old memory. After ``set_data``, that graph silently updates only the old memory.
 Programs that were written for KungFu's integration call ``set_data`` after each resize
 (``param.set_data(broadcast(param))`` for every parameter, including the optimizer's moments). GRAPH mode isn't
 affected.
 
-Therefore, the optimizer's class remembers which memory the Parameters had in the first call. If a Parameter has
-different memory in a later call, its new value is copied into the old memory, and the Parameter gets the old memory
-back.
+Therefore, the optimizer's class records the Parameters' memory in the first call. If a Parameter has different memory
+in a later call, its new value is copied into the old memory, and the Parameter gets the old memory back.
 
 This doesn't work for an optimizer that runs inside a jitted function of the program, because then Python doesn't call
 the optimizer.

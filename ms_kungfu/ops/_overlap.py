@@ -15,9 +15,9 @@ class AllReduceStart(Collective):
     """Start to reduce a tuple of tensors of one dtype over all ranks, and return immediately.
 
     The result is a tuple of as many tensors, followed by a ticket for the wait. The tensors' contents are undefined
-    until the wait has ended. The operations run in the order in which they were started; the primitive's side effect
-    enforces this order. The inputs are copied. Each start needs an :class:`AllReduceWait` in the same graph, because
-    only one operation with the same name can run at a time.
+    until the wait has ended. The operations run in the order in which they were started, which the primitive's side
+    effect enforces. The inputs are copied. Each start needs an :class:`AllReduceWait` in the same graph, because only
+    one operation of each name can run at a time.
     """
 
     _takes_sparse = True
@@ -43,8 +43,8 @@ class AllReduceWait(Primitive):
     """
 
     def __init__(self, num_tensors: Sequence[int]) -> None:
-        # The side effect puts this primitive into the chain of all collectives. Otherwise, a blocking collective could
-        # come before the wait on one rank and after it on another.
+        # The side effect puts this primitive into the chain of all collectives. Without it, a blocking collective could
+        # come before the wait on one rank and after the wait on another.
         super().__init__("KungFuAllReduceWait", ["x"], ["y"], num_tensors=tuple(num_tensors))
 
     def _outputs(self, *inputs: dict[str, Any]) -> tuple[Any, Any]:

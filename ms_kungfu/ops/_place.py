@@ -1,4 +1,4 @@
-"""Primitives that read the present cluster when a graph runs, because the cluster may change after compilation."""
+"""Primitives that read the current cluster when a graph runs, because the cluster may change after compilation."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class KungFuBarrier(Primitive):
         return [], _INT64
 
 
-# These functions create their primitives only when they are called. In a graph, the parser then creates one primitive
-# per call, and only when the process may join the cluster.
+# These functions create their primitives only when called. In a graph, the parser then creates one primitive per call,
+# at a time when the process may join the cluster.
 def rank():  # type: ignore[no-untyped-def]  # these are read by MindSpore's parser
     """Return this worker's rank when the step runs.
 

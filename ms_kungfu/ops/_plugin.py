@@ -1,9 +1,8 @@
 """Load the kernels into MindSpore. No other file loads them.
 
-The kernels are in plugins. A plugin works with exactly one version of MindSpore. With another version, it would
-silently compute wrong results. The package may contain plugins for several versions, each in a folder with the
-version's name. This module loads the plugin for the running MindSpore, and then checks the plugin's MindSpore version
-again.
+The kernels are in plugins. A plugin works with exactly one version of MindSpore, and would silently compute wrong
+results with another. The package may contain plugins for several versions, each in a folder with the version's name.
+This module loads the plugin for the running MindSpore, and then checks the plugin's MindSpore version again.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ms_kungfu import _core, _device
 from ms_kungfu._installation import is_of_a_wheel, reinstall
 
 _FILES = {"CPU": "libkungfu_ms_cpu.so", "GPU": "libkungfu_ms_gpu.so", "Ascend": "libkungfu_ms_ascend.so"}
-# What must be installed so that the build includes each plugin.
+# For each plugin: the software that must be installed so that the build includes the plugin.
 _NEEDS = {
     "CPU": "MindSpore",
     "GPU": "CUDA's headers (the toolkit, or nvidia-cuda-runtime-cu12, nvidia-cuda-nvcc-cu12 and nvidia-cuda-cccl-cu12)",
@@ -97,9 +96,9 @@ def load() -> ctypes.CDLL:
 
 
 def compute_undivided() -> None:
-    """From now on, stop MindSpore's CPU kernels from dividing their work among pool threads.
+    """Keep MindSpore's CPU kernels from dividing their work among pool threads from now on.
 
-    Some kernels measure in their first launches which division is fastest, and the division affects the last bits of
+    Some kernels measure in their first launches which division is fastest, but the division affects the last bits of
     the result. See kernels/cpu/undivided.h.
 
     Raises RuntimeError if MindSpore has no such thread pool.

@@ -1,10 +1,10 @@
 """Repair or reject optimizer classes whose gradients MindSpore would reduce twice.
 
-MindSpore's optimizers have a jitted ``construct``. Suppose that a subclass overrides ``construct``, works on the
+MindSpore's optimizers have a jitted ``construct``. Suppose that a subclass overrides ``construct``, processes the
 gradients and calls ``super().construct(gradients)``. In PyNative mode, the override runs in Python. It calls the jitted
 base method, which then compiles *the object's* ``construct``: ``_JitExecutor.compile`` passes the object to the parser,
-which looks up the method by name and finds the override again. So the body of the override runs twice, and gradients
-that it sums over the ranks are silently summed twice.
+which looks up the method by name and finds the override again. So the body of the override runs twice, and silently
+sums gradients over the ranks twice.
 
 If the override itself is jitted, the parser finds the intended method. Therefore, ms_kungfu jits the override when an
 object of the class gets one of ms_kungfu's primitives as an attribute. If MindSpore compiles an override that isn't
@@ -68,7 +68,7 @@ def mend_owner(frame: FrameType) -> None:
 def refuse() -> None:
     """Raise RuntimeError if MindSpore compiles an override instead of the jitted base method that was called.
 
-    Call this while MindSpore infers a primitive's shapes, which happens during the compilation.
+    Call this while MindSpore infers a primitive's shapes, that is, during the compilation.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

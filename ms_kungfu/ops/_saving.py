@@ -2,12 +2,12 @@
 
 ``mindspore.save_checkpoint`` removes the file, writes ``NAME.tmp`` next to it and renames that file.
 ``mindspore.export`` writes directly to the file. In programs for msrun, workers often save to the same path at the same
-time. They then write to the same temporary file, and a reader may find no file or an incomplete file. With this module,
-a worker saves to a unique name in the same folder, and then renames that file to the path. So a reader always finds a
-complete file, which the last worker has saved, even if a worker is killed during a save.
+time. These workers then write to the same temporary file, and a reader may find no file or an incomplete file. With
+this module, a worker saves to a unique name in the same folder, and then renames that file to the path. So a reader
+always finds the complete file of the last worker that saved, even if a worker is killed during a save.
 
 This module replaces the two internal functions with which MindSpore writes all these files. So the replacement also
-applies if the program has imported MindSpore's public functions earlier.
+applies if the program had already imported MindSpore's public functions.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _move(source: Path, target: Path) -> None:
 def _look_for_others(path: Path) -> None:
     """Warn once if another process has written to `path` since this worker last saved to it.
 
-    Don't warn before this worker's first save to `path`, because a rank may legitimately take over from a failed rank.
+    Don't warn before this worker's first save to `path`, because this rank may legitimately replace a failed rank.
     """
     global _told
     if _told or path not in _written or env.MSRUN_SIZE.get() is not None or not membership.speaks_for_all():

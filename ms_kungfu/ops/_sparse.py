@@ -2,8 +2,8 @@
 
 A sparse gradient contains some rows of a table. The ranks contribute different rows, and the number of rows varies, but
 a compiled graph has fixed shapes. So a sparse gradient is reduced as a dense gradient, which has an extra column that
-marks the rows that a rank contributes. The result is sparse again. It has every row that at least one rank contributed,
-so that an optimizer such as LazyAdam doesn't change other rows.
+marks the rows that a rank contributes. The result is sparse again. It has exactly the rows that at least one rank
+contributed, so that an optimizer such as LazyAdam doesn't change other rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _sparse = composite.MultitypeFuncGraph("sparse")
 
 
 class AnyIsSparse(PrimitiveWithInfer):
-    """Return whether a tuple of gradients may contain sparse gradients. The compiler decides this without a kernel.
+    """Return whether a tuple of gradients may contain sparse ones. The compiler decides this without a kernel.
 
     If a gradient is sparse, the compiler doesn't know the type of any gradient when it first infers the types.
     """

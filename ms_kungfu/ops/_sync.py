@@ -25,7 +25,7 @@ class KungFuBroadcastInPlace(Collective):
         self.add_prim_attr("side_effect_mem", True)
 
 
-# There is one primitive for each (root, name), so that MindSpore can reuse what it has built for the same shapes.
+# There is one primitive for each (root, name), so that MindSpore can reuse its work for the same shapes.
 _primitive = functools.lru_cache(maxsize=64)(KungFuBroadcastInPlace)
 _elsewhere = functools.lru_cache(maxsize=64)(KungFuBroadcast)
 
@@ -34,7 +34,7 @@ def wait_for_queue() -> None:
     """Wait until MindSpore has run all operations that PyNative mode has queued.
 
     Without this wait, a change of the cluster could come before a queued collective on one rank and
-    after it on another.
+    after that collective on another.
 
     Raises:
         Exception: the error of a queued operation that failed.
@@ -47,7 +47,7 @@ def broadcast_parameters(
 ) -> None:
     """Overwrite every parameter with rank `root`'s value in place, in one operation per dtype.
 
-    With `keep`, this worker takes part but doesn't change its own values.
+    With `keep`, this worker takes part but keeps its own values.
 
     The function is a collective: all ranks must pass parameters of the same shapes and dtypes in the
     same order. Call it between steps and outside of a graph. It works in GRAPH and PyNative mode.

@@ -33,8 +33,8 @@ def save_variable(variable: Tensor, name: str | None = None) -> int:
 def request_variable(target: int, name: str) -> Tensor | None:
     """Return the tensor that a rank has most recently saved under a name.
 
-    The other worker isn't interrupted. `ms_kungfu.comm.request` does the same and also returns the
-    version of the saved tensor.
+    The call doesn't interrupt the other worker. `ms_kungfu.comm.request` does the same and also
+    returns the version of the saved tensor.
 
     Args:
         target: the rank that saved the tensor.

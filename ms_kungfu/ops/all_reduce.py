@@ -12,12 +12,13 @@ class KungFuAllReduce(Collective):
     """Reduce tensors over all ranks, with bitwise identical results.
 
     The input is a tensor or a tuple of tensors of any shapes. The output has the same shapes and
-    dtypes. Supported dtypes are float16, bfloat16, float32, float64 and (u)int8 to (u)int64. A tuple is
-    reduced in one operation per dtype. It isn't copied into a flat buffer.
+    dtypes. Supported dtypes are float16, bfloat16, float32, float64 and (u)int8 to (u)int64. A
+    tuple is reduced in one operation per dtype, without a copy into a flat buffer.
 
-    16-bit floats are summed in float32. Sums and products of integers wrap around in their own dtype,
-    like arithmetic on NumPy arrays. A mean of integers doesn't overflow, and truncates towards zero. A
-    mean divides by the number of ranks when the call runs, not when it was compiled.
+    16-bit floats are summed in float32. Sums and products of integers wrap around in their own
+    dtype, like arithmetic on NumPy arrays. A mean of integers doesn't overflow, and truncates
+    towards zero. A mean divides by the number of ranks at the time of the call, not of the
+    compilation.
 
     The gradient is the same as in MindSpore:
 
@@ -45,9 +46,9 @@ class AllReduceGradients(Collective):
 
     `group_of` contains the group number of each tensor. It may be empty if there is only one group.
 
-    The reduction is atomic: a failed rank contributes either to all results or to none of them, and no
-    result is returned before this is decided. If the ranks have different numbers of samples, a mean of
-    floats weights each rank by its number of samples.
+    The reduction is atomic: a failed rank contributes either to all results or to none, and no
+    result is returned before this is decided. If the ranks have different numbers of samples, a
+    mean of floats weights each rank by its number of samples.
     """
 
     _takes_sparse = True

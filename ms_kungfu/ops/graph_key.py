@@ -3,11 +3,13 @@
 MindSpore compiles a cell from the cell's Python objects. The key is a hash over these objects, so processes with equal
 keys would compile equal graphs. If this module can't read an object, the cell has no key, and its graph isn't shared.
 
-1. The key covers each object that the cell reaches: attributes, elements and classes. The key covers a function's code,
-   closure, defaults, globals, and file (MindSpore reads the file). Objects of other kinds can't be read.
-2. Code in the folders of MindSpore, NumPy, ms_kungfu and the standard library isn't covered, but their versions are.
-   Functions that the program has put into their classes and modules are covered.
-3. The key covers what the compiler uses of a Parameter. It doesn't cover the values, which are inputs of the graph.
+1. The key covers each object that is reachable from the cell: attributes, elements and classes. Of a function, the key
+   covers the code, closure, defaults, globals, and file (MindSpore reads the file). Objects of other kinds can't be
+   read.
+2. Code in the folders of MindSpore, NumPy, ms_kungfu and the standard library isn't covered, but these packages'
+   versions are. Functions that the program has put into these packages' classes and modules are covered.
+3. The key covers the properties of a Parameter that the compiler uses, but not its values, which are inputs of the
+   graph.
 4. The cell has no key if a function of the program uses a name in `_DIFFER` or `_BY_TEXT`. The values of `_DIFFER` may
    differ between workers: rank, environment, time, random numbers, files. The functions of `_BY_TEXT` find variables
    whose names aren't in the code. Only ``__init__`` may use these names, because the key covers the attributes that
@@ -122,21 +124,21 @@ def _setting(name: str) -> Any:
 
 @functools.cache
 def _is_known_file(name: str) -> bool:
-    """Return whether a file belongs to a package of which the key covers only the version."""
+    """Return whether a file belongs to a package for which the key covers only the version."""
     is_standard = name.startswith(_STANDARD) and not {"site-packages", "dist-packages"} & set(Path(name).parts)
     return is_standard or name.startswith(_PACKAGES)
 
 
 @functools.cache
 def _is_known(module: str | None) -> bool:
-    """Return whether a module belongs to a package of which the key covers only the version."""
+    """Return whether a module belongs to a package for which the key covers only the version."""
     name = (module or "").partition(".")[0]
     file = getattr(sys.modules.get(name), "__file__", None)  # None for a module that is part of the interpreter
     return name in _KNOWN and (file is None or _is_known_file(file))
 
 
 def _is_known_function(value: types.FunctionType) -> bool:
-    """Return whether the function's code belongs to a package of which the key covers only the version."""
+    """Return whether the function's code belongs to a package for which the key covers only the version."""
     file = value.__code__.co_filename
     if file.startswith("<"):  # a module that is part of the interpreter, or code that a package has generated
         return _is_known(value.__globals__.get("__name__"))
@@ -156,7 +158,7 @@ def _functions_of(kind: type) -> dict[str, types.FunctionType]:
 
 
 def _is_known_class(kind: type) -> bool:
-    """Return whether the class is defined in a package of which the key covers only the version."""
+    """Return whether the class is defined in a package for which the key covers only the version."""
     module = sys.modules.get(kind.__module__)
     if not _is_known(kind.__module__) or module is None:
         return False
@@ -399,7 +401,7 @@ class _Walk:
 
 
 def _is_python_class(kind: type) -> bool:
-    """Return whether the class adds no state to its base class except attributes and slots."""
+    """Return whether attributes and slots are the only state that the class adds to its base class."""
     attributes = 2 * _WORD  # __dict__ and __weakref__
     room = 0 if kind.__base__ is None else kind.__base__.__basicsize__ + attributes + _WORD * len(_slots(kind))
     return bool(kind.__flags__ & _HEAP_TYPE) and kind.__basicsize__ <= room

@@ -1,21 +1,21 @@
-"""Share compiled graphs among a host's workers, so that a worker that joins later needn't compile them again.
+"""Share compiled graphs among a host's workers, so that later workers needn't compile the same graphs again.
 
-MindSpore's compile cache writes a graph when the compiler's front end has finished it, and reads it in another process.
-Reading takes a fifth of a compilation's time. But the cache identifies a graph only by its number: each process numbers
-its graphs in the order of compilation. So the cache may read a graph for other shapes or of another program. This
-module switches the cache on for one compilation at a time, and lets the cache find only the graph with the same key
-(`graph_key`).
+MindSpore's compile cache writes a graph when the compiler's front end has finished the graph, and reads the graph in
+another process. Reading takes a fifth of a compilation's time. But the cache identifies a graph only by its number:
+each process numbers its graphs in the order of compilation. So the cache may read a graph for other shapes or of
+another program. This module switches the cache on for one compilation at a time, and lets the cache find only the graph
+with the same key (`graph_key`).
 
 1. During a compilation, the cache's folder contains no graph but the one with the key, and no other thread compiles a
    cell or a jitted function. So no other cell or function gets this graph, even if MindSpore numbers graphs
    differently.
-2. All graphs are in the host's folder, in files that are named by key. A file gets this name when it is complete. The
-   launcher's supervisor creates the folder, and removes it when the job ends on the host.
+2. All graphs are in the host's folder, in files that are named by key. A file gets its name only when it is complete.
+   The launcher's supervisor creates the folder, and removes it when the job ends on the host.
 3. If MindSpore can't read or write a graph, the worker compiles as it would without this module.
 4. The cache logs a warning in each compilation. So during these compilations, all warnings of the same part of
    MindSpore are off. Rank 0 of a job that starts doesn't use the cache, and logs the other warnings.
-5. If MindSpore reads a graph, the graph gets only Parameters that the cell holds. So a graph is neither written nor
-   used if the cell calls functions that use other Parameters.
+5. A graph that MindSpore reads gets only Parameters of the cell. So a graph is neither written nor used if the cell
+   calls functions that use other Parameters.
 6. After the cache has rejected a graph, it reads no other graph in this process. So a process that has written a graph
    reads none.
 """
@@ -138,9 +138,9 @@ class GraphStore:
 
 
 def _is_bound(cell: Any, phases: set[str]) -> bool:
-    """Return whether all Parameters of the cell's graphs are Parameters that the cell holds.
+    """Return whether all Parameters of the cell's graphs belong to the cell.
 
-    If MindSpore reads a graph, the graph gets only these Parameters. If the cell calls a function that uses another
+    A graph that MindSpore reads gets only the cell's Parameters. If the cell called a function that uses another
     Parameter, the graph would have its own copy of that Parameter.
     """
     own = {parameter.name: parameter.data_ptr() for parameter in cell.get_parameters()}
@@ -149,7 +149,7 @@ def _is_bound(cell: Any, phases: set[str]) -> bool:
 
 
 def _renew_lock() -> None:
-    """Replace the lock in a child process, because a thread of the parent may hold it."""
+    """Replace the lock in a child process, because a thread of the parent may have acquired the lock."""
     global _one_at_a_time
     _one_at_a_time = threading.RLock()
 
@@ -185,7 +185,7 @@ def _store() -> GraphStore | None:
 
 
 def compile_or_read(cell: Any, columns: Sequence[Any], may_share: Callable[[], bool]) -> bool:
-    """Compile `cell` in GRAPH mode, or read its graph if another worker of this host has compiled it.
+    """Compile `cell` in GRAPH mode, or read its graph if another worker on this host has compiled that graph.
 
     Args:
         cell: the cell. Its results must not depend on this worker's rank, or on the cluster.

@@ -28,8 +28,8 @@ class ReduceOp:
 def check_reduce_op(op: str) -> str:
     """Return the operation's canonical name.
 
-    MindSpore's ``"avg"`` means ``"mean"``. If `op` isn't an operation, raise a ValueError or TypeError
-    that lists the allowed values.
+    MindSpore's ``"avg"`` becomes ``"mean"``. If `op` isn't an operation, raise a ValueError or
+    TypeError that lists the allowed values.
     """
     if not isinstance(op, str):
         raise TypeError(f"op must be one of {', '.join(ReduceOp.ALL)}, not {op!r} ({type(op).__name__})")

@@ -12,10 +12,10 @@ from ms_kungfu.ops._base import Primitive, element
 class KungFuResize(Primitive):
     """Change the size of the cluster to the size that every rank requests.
 
-    The input is the size, a 0-d tensor of uint32. The output is two 0-d bool tensors. The first says
-    whether the membership has changed, the second whether this process is no longer part of the
-    cluster. If the requested size is the present size, the output is (False, False), and no config
-    server is needed.
+    The input is the size, a 0-d tensor of uint32. The output is two 0-d bool tensors: whether the
+    membership has changed, and whether this process is no longer part of the cluster. If the
+    requested size is the current size, the output is (False, False), and no config server is
+    needed.
 
     Raises:
         RuntimeError: if the request is rejected (``ResizeError: ...``). Every rank raises it, and the

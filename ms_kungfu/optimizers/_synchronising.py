@@ -1,7 +1,7 @@
 """Provide the common base classes of optimizers that wrap another optimizer.
 
-Some wrappers keep the workers' models equal. With other wrappers, the models differ. This module
-can merge differing models, and handles workers that join or leave.
+Some wrappers keep the workers' models equal; with others, the models differ. This module can merge
+differing models, and handles workers that join or leave.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ms_kungfu.trained.inventory import is_grouped
 from ms_kungfu.trained.rates import hold_last_rate
 
 move_toward = composite.MultitypeFuncGraph("move_toward")
-"""Move a parameter towards its goal by a fraction of the distance, in place. Used with ``HyperMap``."""
+"""For ``HyperMap``: move a parameter towards its goal by a fraction of the distance, in place."""
 
 
-# The formula isn't (1 - share) * parameter + share * goal, which may change a parameter that already equals its goal.
-# With the formula below, a single worker trains exactly as with the plain optimizer.
+# The formula isn't (1 - share) * parameter + share * goal, because rounding could then change a parameter that already
+# equals its goal. With the formula below, a single worker trains exactly as with the plain optimizer.
 @move_toward.register("Number", "Tensor", "Tensor")
 def _move_toward(share, parameter, goal):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
     """Move a parameter towards its goal by the fraction `share` of the distance, in place."""
@@ -36,8 +36,8 @@ def _move_toward(share, parameter, goal):  # type: ignore[no-untyped-def]  # rea
 class Delegating(nn.Optimizer):
     """An optimizer that wraps `optimizer`.
 
-    If the wrapper doesn't have an attribute (for example the learning rate, ``get_lr`` or the global
-    step), it returns the attribute of `optimizer`.
+    Attributes that the wrapper doesn't have (for example the learning rate, ``get_lr`` or the
+    global step) are those of `optimizer`.
     """
 
     _takes_groups = False
@@ -53,8 +53,8 @@ class Delegating(nn.Optimizer):
             )
         # The constructor of nn.Optimizer isn't called, because it would create a second learning rate and global step.
         nn.Cell.__init__(self, auto_prefix=False)
-        # This line must come before the next one. After the next line, `__getattr__` finds an attribute `parameters`,
-        # and MindSpore would reject a second attribute of that name.
+        # This line must come first. After the next line, `__getattr__` would find an attribute `parameters`, and
+        # MindSpore would reject a second attribute of that name.
         self.parameters = optimizer.parameters
         self.optimizer = optimizer
         hold_last_rate(optimizer)
@@ -98,11 +98,12 @@ def _assign(parameter, value):  # type: ignore[no-untyped-def]  # read by MindSp
 
 
 class Merge(nn.Cell):
-    """Make parameters equal on all workers, in place. Compiled graphs that contain them use the new values.
+    """Make parameters equal on all workers, in place. Compiled graphs that contain these use the new values.
 
     Models and moments become their mean over the workers. Counters such as the global step, and the
-    optimizer's scalars (learning rate, powers of Adam's betas), become their maximum over the workers.
-    If the workers have made the same number of steps, counters and scalars are already equal.
+    optimizer's scalars (learning rate, powers of Adam's betas), become their maximum over the
+    workers. If the workers have run the same number of steps, counters and scalars are already
+    equal.
     """
 
     def __init__(self, parameters: Any, name: str) -> None:
@@ -125,7 +126,7 @@ class Merge(nn.Cell):
 
 
 class Replicas:
-    """Mix-in for optimizers with which each worker has its own model, even after other workers join.
+    """Mix-in for optimizers with which each worker has its own model, even after workers join.
 
     List it before `Synchronising` in the base classes.
 

@@ -33,10 +33,10 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
     :class:`PairAveragingOptimizer` at any time. A switch causes no compilation. With every algorithm,
     a single worker trains exactly as with `optimizer` alone, bit for bit.
 
-    *Matched state*: S-SGD needs equal models. At a switch to S-SGD, all workers take the mean of
-    their models and of the wrapped optimizer's moments. They take the maximum of scalars (global
-    step, learning rate, powers of Adam's betas). After the switch, the workers' models are equal
-    bit for bit. A switch to another algorithm doesn't change the models.
+    *Matched state*: S-SGD needs equal models. At a switch to S-SGD, the workers' models and the
+    wrapped optimizer's moments become their mean, and scalars (global step, learning rate, powers
+    of Adam's betas) become their maximum. After the switch, the workers' models are equal bit for
+    bit. A switch to another algorithm doesn't change the models.
 
     *When*: model averaging has more noise, so it explores more at the beginning. S-SGD converges better
     at the end. The reverse order suits clusters with occasional stragglers. A policy can find out which
@@ -50,10 +50,10 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
 
     Args:
         optimizer: any ``mindspore.nn.Optimizer``.
-        change_step: number of steps with SMA before training changes to S-SGD, counted in updates of
-            this optimizer since training began. A joining worker continues the other workers' count.
-            With None, or if `switch_to` has already chosen an algorithm other than SMA, there is no
-            automatic change.
+        change_step: number of steps with SMA before training changes to S-SGD, that is, of updates
+            by this optimizer since training began. A joining worker continues the other workers'
+            count. With None, or if `switch_to` has already chosen an algorithm other than SMA,
+            there is no automatic change.
         alpha: the argument `alpha` of :class:`SynchronousAveragingOptimizer`.
         algorithm: the algorithm with which training begins: ``"sma"``, ``"ssgd"`` or ``"pair"``.
         neighbour, prefetch, seed: arguments of :class:`PairAveragingOptimizer`.
@@ -121,8 +121,8 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
 
         Raises:
             ValueError: the algorithm is unknown.
-            CollectiveMismatchError: the ranks request different algorithms. Every rank raises this error,
-                and no rank has switched.
+            CollectiveMismatchError: the ranks request different algorithms. Every rank raises this error, and no rank
+                switches.
         """
         wanted = _number_of(algorithm)
         runtime.init()
@@ -156,7 +156,7 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
             self._publish()
 
     def fusion_plan(self) -> Plan:
-        """Return the plan that says which gradients S-SGD reduces together; see docs/fusion.md."""
+        """Return the plan: the groups of gradients that S-SGD reduces together; see docs/fusion.md."""
         return self.grad_reducer.fusion_plan()
 
     def _number(self) -> int:

@@ -31,7 +31,7 @@ def check_count(brought, planned):  # type: ignore[no-untyped-def]  # these are 
         )
 
 
-# Slices make graphs compile faster: taking ResNet-50's 161 gradients one by one takes several seconds more.
+# Slices shorten compilation: taking ResNet-50's 161 gradients one by one would add several seconds.
 def take(tensors, stretches):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
     """Return a tuple that concatenates the ranges [start, stop) of the tuple `tensors`."""
     taken = ()
@@ -89,26 +89,26 @@ class KungFuGradReducer(nn.Cell):
         grads = ops.clip_by_global_norm(self.reducer(grads))
         self.optimizer(grads)
 
-    Don't combine it with an optimizer from ms_kungfu, because that optimizer would reduce the gradients
+    Don't combine the reducer with an optimizer from ms_kungfu, which would reduce the gradients
     again. All ranks must pass gradients of the same parameters, in the same order, under the same
     `name`.
 
-    MindSpore's configuration and the ``comm_fusion`` IDs of `parameters` determine which gradients are
-    reduced together (docs/fusion.md). Both are read when the reducer is first compiled or called. Later
-    changes have no effect.
+    MindSpore's configuration and the ``comm_fusion`` IDs of `parameters` determine which gradients
+    are reduced together (docs/fusion.md). Both are read when the reducer is first compiled or
+    called, so later changes have no effect.
 
     Args:
         parameters: the parameters to which the gradients belong, in the same order. Without
             `parameters`, the reducer accepts any gradients and reduces them in one operation. With
-            `parameters`, the first reduction checks that the ranks' parameters are equal. If they
-            differ, and nothing has made them equal, every rank raises an error.
+            `parameters`, the first reduction raises an error on every rank if the ranks' parameters
+            differ and nothing has made them equal.
         mean: whether the result is the mean over the ranks that took part (True), or the sum (False).
         name: the name of the reducer's operations, which must be the same on all ranks.
-        fusion: overrides MindSpore's configuration. Use ``"none"``, ``"auto"`` or ``{"mode": ...,
+        fusion: overrides MindSpore's configuration: ``"none"``, ``"auto"`` or ``{"mode": ...,
             "config": ...}``.
-        overlap: whether groups are reduced in the background during the backward pass. It must be the
-            same on all ranks. With None, overlap is on only in GRAPH mode on CPUs, if there are several
-            groups and the job began on several hosts (docs/overlap.md).
+        overlap: whether groups are reduced in the background during the backward pass. The value
+            must be the same on all ranks. With None, overlap is on only in GRAPH mode on CPUs, if
+            there are several groups and the job began on several hosts (docs/overlap.md).
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -139,8 +139,8 @@ class KungFuGradReducer(nn.Cell):
             raise ValueError("overlap= requires parameters=; pass the model's parameters with parameters=")
         self.mean = mean
         self._op = ReduceOp.MEAN if mean else ReduceOp.SUM
-        # Create this cell even if it isn't used: its constructor loads the kernels and joins the cluster, which should
-        # happen now and not in the first step.
+        # Create this cell even if it isn't used, because its constructor loads the kernels and joins the cluster. Both
+        # should happen before the first step.
         self.all_reduce = AllReduceGradients(self._op, [name])
         self.grouped = parameters is not None
         self.planned_parameters = tuple(parameters or ())
@@ -159,8 +159,8 @@ class KungFuGradReducer(nn.Cell):
             mean: whether the step returns the mean over the shards (True), or the sum (False).
 
         Raises:
-            ValueError: the reducer was created with ``overlap=True``, or it was created for a sum over the
-                workers although the step computes a mean.
+            ValueError: the reducer was created with ``overlap=True``, or for a sum over the workers although the step
+                computes a mean.
         """
         self._check_left_to_shards(mean)
         self.left_to_shards = True
@@ -185,8 +185,8 @@ class KungFuGradReducer(nn.Cell):
         To see the plan, ``print`` the result.
 
         Returns:
-            The plan in use. If no reduction has been compiled or called yet, the plan that would be used
-            now.
+            The plan in use. Before the first reduction is compiled or called, it is the plan that
+            would be used now.
         """
         return self.__dict__.get("plan") or self._make_plan()
 
@@ -198,8 +198,8 @@ class KungFuGradReducer(nn.Cell):
         """Return whether groups may be reduced during the backward pass: the argument `overlap`, or the default."""
         return over_a_network() if self._overlap is None else self._overlap
 
-    # Python computes a cached property when MindSpore's parser first reads the property, but MindSpore would compile a
-    # plain property. So a program may set its fusion IDs after it has created the optimizer, as MindSpore's tutorial
+    # Python computes a cached property when MindSpore's parser first reads the property; MindSpore would compile a
+    # plain property instead. So a program may set its fusion IDs after creating the optimizer, as MindSpore's tutorial
     # does.
     @cached_property
     def plan(self) -> Plan:
@@ -294,6 +294,6 @@ class Reducing(Mended):
         Returns:
             What MindSpore's optimizer returns.
         """
-        # Pass arguments to super(): otherwise, MindSpore's parser starts from the object's class and finds this method
-        # again.
+        # Pass arguments to super(). Without them, MindSpore's parser starts from the object's class and finds this
+        # method again.
         return super(Reducing, self).construct(self.grad_reducer(gradients))  # type: ignore[misc]  # noqa: UP008

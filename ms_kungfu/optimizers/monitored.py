@@ -40,8 +40,8 @@ class MonitorGradientNoiseScaleOptimizer(_Monitored):
     Args:
         optimizer: an optimizer that averages or sums the gradients over the workers, such as
             ``KungFuMomentum``.
-        device_batch_size: number of samples per worker in a step. It applies if neither the dataset nor
-            the loop provides the number.
+        device_batch_size: number of samples per worker in a step, which applies if neither the dataset
+            nor the loop provides the number.
         monitor_interval: number of steps between two measurements.
         options: arguments of `Monitor`.
     """
@@ -65,8 +65,8 @@ class MonitorGradientVarianceOptimizer(_Monitored):
     Args:
         optimizer: an optimizer that averages or sums the gradients over the workers, such as
             ``KungFuMomentum``.
-        device_batch_size: number of samples per worker in a step. It applies if neither the dataset nor
-            the loop provides the number.
+        device_batch_size: number of samples per worker in a step, which applies if neither the dataset
+            nor the loop provides the number.
         monitor_interval: number of steps between two measurements.
         options: arguments of `Monitor`.
     """

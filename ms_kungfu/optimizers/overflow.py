@@ -12,7 +12,7 @@ from ms_kungfu.ops._reparse import Mended
 
 
 class OverflowAgreement(nn.Cell):
-    """Let all ranks know whether the step has overflowed at any rank.
+    """Agree with all ranks on whether the step has overflowed at any rank.
 
     Use it in a custom training step, between the check for overflow and the code that depends on the
     result of the check. No rank then waits in a collective for a rank that skips the step::
@@ -23,8 +23,7 @@ class OverflowAgreement(nn.Cell):
         self.scaler.update(overflow)
 
     The agreement exchanges 4 bytes per step. It isn't needed if a `KungFuGradReducer` reduces the
-    gradients before the check. Then if one rank has an infinity or NaN, every rank's sum or mean
-    contains it.
+    gradients before the check: an infinity or NaN on one rank is then in every rank's sum or mean.
 
     Args:
         name: the name of the all-reduce, which must be the same on all ranks.

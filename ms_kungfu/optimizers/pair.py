@@ -57,7 +57,7 @@ class Pairing(Replicas):
     pairs: PairExchange
 
     def last_exchange(self) -> tuple[int, int]:
-        """Return which other worker's model the last step used.
+        """Return the worker whose model the last step used.
 
         Returns:
             The other worker's rank, and how many times that worker had saved its model. If the step used no
@@ -82,29 +82,29 @@ class PairAveragingOptimizer(Pairing, Synchronising):
         w = optimizer's update of w by g
         save w, for the other workers to request
 
-    No step waits for another worker. A worker reads another worker's model from shared memory, without
-    that worker's help. With `prefetch` the model is copied in the background while the next gradients
-    are computed. A model from another host is sent over the network, and the step that uses the model
-    waits until it has arrived.
+    No step waits for another worker. A worker reads another worker's model from shared memory,
+    without interrupting that worker. With `prefetch` the model is copied in the background while
+    the next gradients are computed. A model from another host is sent over the network, and the
+    step that uses the model waits until it has arrived.
 
     In the paper, both workers of a pair take the average at the same time. Here, as in KungFu, only the
     requesting worker takes the average. If no other worker has saved a model yet, a worker trains
     exactly as with `optimizer` alone, bit for bit.
 
     *When*: use it if workers have different or changing speeds, or if the network is slow. A worker
-    that slows down, fails or joins doesn't delay the others. With many workers, a model takes longer to
-    reach all of them, so the models differ more than with :class:`SynchronousAveragingOptimizer`. If
-    all workers are equally fast and share one fast network, that class or
-    :class:`SynchronousSGDOptimizer` converges at least as fast.
+    that slows down, fails or joins doesn't delay the others. With many workers, a model takes
+    longer to influence all others, so the models differ more than with
+    :class:`SynchronousAveragingOptimizer`. If all workers are equally fast and share one fast
+    network, that class or :class:`SynchronousSGDOptimizer` converges at least as fast.
 
     *Cost*: in each step a worker writes its model and reads one model, for any number of workers.
     *Memory*: the store takes twice the size of the model. The requested model takes as much memory as
     one model, or as two models if the job has several hosts.
 
-    The workers' models differ; `merge` replaces them with one model. A joining worker begins with the
-    model and the moments of the lowest remaining rank. The remaining workers keep their own. Each
-    worker makes steps at its own speed. In :class:`~ms_kungfu.elastic.ElasticTraining` the workers
-    synchronise only if the cluster changes. See docs/optimizers.md.
+    The workers' models differ; `merge` replaces them with one model. A joining worker begins with
+    the model and the moments of the lowest remaining rank. The remaining workers keep their own.
+    Each worker runs steps at its own speed. In :class:`~ms_kungfu.elastic.ElasticTraining` the
+    workers synchronise only if the cluster changes. See docs/optimizers.md.
 
     Source: Lian et al., Asynchronous Decentralized Parallel Stochastic Gradient Descent, ICML 2018
     (arXiv:1710.06952).
@@ -127,7 +127,7 @@ class PairAveragingOptimizer(Pairing, Synchronising):
     """
 
     asynchronous = True
-    """Whether workers may make different numbers of steps."""
+    """Whether workers may run different numbers of steps."""
 
     def __init__(
         self,
@@ -143,9 +143,9 @@ class PairAveragingOptimizer(Pairing, Synchronising):
     def publish(self) -> None:
         """Save this worker's model now, between steps.
 
-        Each step also saves the model at its end. Call this after the program has changed the model outside
-        of a step, for example by loading parameters. Without the call, other workers get the older model
-        until this worker's next step ends.
+        Each step also saves the model at its end. Call this after the program has changed the model outside of a step,
+        for example by loading parameters. Without this call, other workers get the older model until this worker's next
+        step ends.
         """
         self._publish()
 

@@ -19,17 +19,18 @@ from ms_kungfu.trained.inventory import is_grouped
 class SynchronousSGDOptimizer(Synchronising):
     """Synchronous SGD (S-SGD): average the gradients over all workers, then call `optimizer`.
 
-    All workers make the same update, so their models stay equal, bit for bit. So n workers with a local
-    batch of b samples train like one worker with a batch of n * b samples.
+    All workers make the same update, so their models stay equal, bit for bit. Therefore n workers
+    with a local batch of b samples train like one worker with a batch of n * b samples.
 
-    *When*: use it by default. Its weakness is that many workers with a fixed local batch have a large
-    global batch. The learning rate must be scaled and warmed up for the global batch. Above some batch
-    size, the accuracy drops in spite of this. Use :class:`SynchronousAveragingOptimizer` in that case.
-    Every step waits for the slowest worker.
+    *When*: use it by default. Its weakness is that many workers with a fixed local batch have a
+    large global batch. The learning rate must be scaled and warmed up for the global batch. Above
+    some batch size, the accuracy still drops. Use :class:`SynchronousAveragingOptimizer` in that
+    case. Every step waits for the slowest worker.
 
     *Cost*: the number of bytes that each worker sends and receives per step equals the size of the
-    gradients, for any number of workers. The gradients are sent in fusion groups (docs/fusion.md). With
-    `overlap`, the reduction runs during the backward pass. This is the default with several hosts.
+    gradients, for any number of workers. The gradients are sent in fusion groups (docs/fusion.md).
+    With `overlap`, the reduction runs during the backward pass; overlap is the default with several
+    hosts.
 
     ``KungFuMomentum`` and similar classes, subclasses of MindSpore's optimizers, do the same.
 
@@ -47,7 +48,7 @@ class SynchronousSGDOptimizer(Synchronising):
     _takes_groups = True
 
     def __new__(cls, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Create an object of a subclass if `optimizer` has ``param_groups``."""
+        """Create an object of a special subclass if `optimizer` has ``param_groups``."""
         grouped = cls is SynchronousSGDOptimizer and is_grouped(optimizer)
         return super().__new__(_OfGroups if grouped else cls)
 
@@ -97,7 +98,7 @@ def _lead_by(momentum, steady, velocity, mean):  # type: ignore[no-untyped-def]
 
 @_speed.register("Tensor", "Tensor", "Tensor", "Tensor")
 def _keep(steady, central, velocity, lead):  # type: ignore[no-untyped-def]
-    """Store the new central model, and how much it has changed since the last step."""
+    """Store the new central model, and its change since the last step."""
     moved = ops.assign(velocity, ops.select(steady, lead - central, ops.zeros_like(lead)))
     return ops.assign(central, ops.depend(lead, moved))
 
@@ -105,10 +106,11 @@ def _keep(steady, central, velocity, lead):  # type: ignore[no-untyped-def]
 class CentralModel(nn.Cell):
     """The central model z of SMA: the mean of the workers' models, with momentum if requested.
 
-    The formula is ``z = mean + momentum * (z - z_before)``. If a worker joins, leaves or fails, the mean
-    changes. So the next step uses the mean alone, and the momentum restarts from zero. A cluster of one
-    worker also uses the mean alone. A failure causes two steps without momentum: the step with the
-    failure, and the first step in the cluster version without the failed worker.
+    The formula is ``z = mean + momentum * (z - z_before)``. If a worker joins, leaves or fails, the
+    mean changes. So the next step uses the mean alone, and the momentum restarts from zero. A
+    cluster of one worker also uses the mean alone. A failure causes two steps without momentum: the
+    step with the failure, and the first step in the next cluster version, which excludes the failed
+    worker.
     """
 
     def __init__(self, parameters: Any, momentum: float, name: str) -> None:
@@ -146,10 +148,10 @@ class SynchronousAveragingOptimizer(Replicas, Synchronising):
         w = optimizer's update of w by g
 
     With `momentum`, the central model z also moves by `momentum` times its last change, as in the
-    paper: ``z = mean + momentum * (z - z_before)``. In the paper, the central model moves by the sum of
-    the corrections ``alpha * (w - z)``. The result is the mean if alpha is 1 divided by the number of
-    workers. This optimizer always uses the mean, so its rule doesn't depend on the number of workers.
-    The first step after a worker has joined or left has no momentum.
+    paper: ``z = mean + momentum * (z - z_before)``. In the paper, the central model moves by the
+    sum of the corrections ``alpha * (w - z)``, which leads to the mean only if alpha is 1 divided
+    by the number of workers. This optimizer always uses the mean, so its rule doesn't depend on the
+    number of workers. The first step after a worker has joined or left has no momentum.
 
     *When*: use it with many workers and small local batches. Use the learning rate for one worker's
     batch. SMA keeps each worker's gradient noise, which the large batch of S-SGD averages out. KungFu's
@@ -159,10 +161,10 @@ class SynchronousAveragingOptimizer(Replicas, Synchronising):
     *Cost*: the number of bytes that each worker sends and receives per step equals the size of the
     model, for any number of workers. With `momentum`, two more copies of the model are stored.
 
-    The workers' models differ; `merge` replaces them with their mean. Call `merge` before the model is
-    evaluated or saved. You can also use any worker's model, which is slightly worse. A joining worker
-    begins with the model and the moments of the lowest remaining rank. The remaining workers keep their
-    own. A single worker trains exactly as with `optimizer` alone, bit for bit.
+    The workers' models differ; `merge` replaces them with their mean. Call `merge` before the model
+    is evaluated or saved. You can also use a single worker's model, which is slightly worse. A
+    joining worker begins with the model and the moments of the lowest remaining rank. The remaining
+    workers keep their own. A single worker trains exactly as with `optimizer` alone, bit for bit.
 
     Source: Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU
     Servers, VLDB 2019.
@@ -205,8 +207,8 @@ class SynchronousAveragingOptimizer(Replicas, Synchronising):
 def fraction(name: str, value: Any, *, zero: bool) -> float:
     """Return `value` as a float.
 
-    Raise TypeError if the value isn't a number, and ValueError if it isn't between 0 and 1. If `zero` is
-    true, 0 is allowed and 1 isn't. If `zero` is false, 1 is allowed and 0 isn't.
+    Raise TypeError if the value isn't a number, and ValueError if it isn't between 0 and 1. Of the
+    two limits, only 0 is allowed if `zero` is true, and only 1 if `zero` is false.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, not {value!r}")

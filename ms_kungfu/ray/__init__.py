@@ -43,18 +43,18 @@ def run(
     ``KeyboardInterrupt`` in the main thread.
 
     Args:
-        command_or_function: what each worker runs. This is either a command as a list of words
+        command_or_function: the program of each worker: either a command as a list of words
             (``["python", "train.py"]``), or a function without parameters, which is pickled with
-            cloudpickle. The function runs in a separate process. It can import modules from the folder
-            of this program's script, and from ``sys.path[0]`` of this process, if these folders exist
-            on the worker's node.
+            cloudpickle. The function runs in a separate process. It can import modules from the
+            folder of this program's script, and from ``sys.path[0]`` of this process, if these
+            folders exist on the worker's node.
         num_workers: the number of workers, or ``(least, most)``. With two numbers, the job begins with
             as many workers as the cluster has resources for. If nodes join or leave, the number
             changes.
-        address: the cluster's address, as for ``ray.init``. It has no effect if the program has called
-            ``ray.init`` already. By default the job runs on the cluster that ``RAY_ADDRESS`` names. If
-            ``RAY_ADDRESS`` isn't set, the job runs on a cluster that is running on this machine. If
-            there is none, a new cluster is started for this call, as with ``"local"``.
+        address: the cluster's address, as for ``ray.init``. It has no effect if the program has
+            called ``ray.init`` already. By default the job runs on the cluster that ``RAY_ADDRESS``
+            names. If ``RAY_ADDRESS`` isn't set, the job runs on a running cluster on this machine.
+            If no cluster is running, a new cluster is started for this call, as with ``"local"``.
         cpus_per_worker: the number of Ray CPUs per worker.
         gpus_per_worker: the number of Ray GPUs per worker.
         npus_per_worker: the number of Ray NPUs per worker.
@@ -69,16 +69,17 @@ def run(
         result is an empty list.
 
     Raises:
-        FunctionError: a job that runs a function has failed. The error has the rank and the exception
-            of the worker that failed first. If other workers survive a worker's failure, the job hasn't
-            failed. `returncode` is kungfu-run's exit status, for example 143 after a SIGTERM.
+        FunctionError: a job that runs a function has failed. The error contains the rank and the
+            exception of the worker that failed first. If other workers survive a worker's failure,
+            the job hasn't failed. `returncode` is kungfu-run's exit status, for example 143 after a
+            SIGTERM.
         subprocess.CalledProcessError: a job that runs a command has failed. `returncode` is
             kungfu-run's exit status. This class is the base class of FunctionError.
         KeyboardInterrupt: the user has pressed Ctrl-C; raised in the main thread.
         RuntimeError: the job can't start, or Ray fails.
         ValueError: an argument is invalid. The error is raised before anything starts.
-        TypeError: an argument has the wrong type, which is detected before anything starts. The error
-            is also raised at the end if a worker's return value can't be pickled.
+        TypeError: an argument has the wrong type (raised before anything starts), or a worker's
+            return value can't be pickled (raised at the end).
     """
     least, most = arguments.least_and_most(num_workers)
     words = ["-engine=ray", f"-np={least}", f"-min-np={least}", f"-max-np={most}"]

@@ -97,8 +97,8 @@ class Agent:
             self._folder = tempfile.TemporaryDirectory(prefix="ms_kungfu-ray-")
             Path(self._folder.name, FUNCTION).write_bytes(function)
             environment[env.RAY_FOLDER.name] = self._folder.name
-        # PR_SET_PDEATHSIG ends kungfu-run when the thread that has started it ends. So a separate thread starts
-        # kungfu-run and waits until it ends.
+        # PR_SET_PDEATHSIG ends kungfu-run when the thread that started kungfu-run ends. So a separate thread starts
+        # kungfu-run and waits until kungfu-run ends.
         try:
             threading.Thread(target=self._run, args=(words, environment), daemon=True).start()
             self._has_started.wait()
@@ -175,7 +175,7 @@ def _own_cpus() -> float:
 
 
 def _has_working_dir() -> bool:
-    """Return whether this process runs in a working directory that the user has requested for all nodes."""
+    """Return whether this process runs in a working directory that the user requested for all nodes."""
     import ray
 
     return bool(ray.get_runtime_context().runtime_env.get("working_dir"))

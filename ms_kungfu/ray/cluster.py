@@ -28,8 +28,8 @@ _AT_A_TIME = 8  # how many methods of an agent may run at the same time
 class Connection(NamedTuple):
     """A connection to Ray.
 
-    `ours`: whether this module has connected the program to Ray, and must disconnect it. `found`: whether the user
-    hasn't named a cluster, and a cluster was found on this machine.
+    `ours`: whether this module has connected the program to Ray, and must disconnect it. `found`: whether the cluster
+    was found on this machine, because the user hasn't named a cluster.
     """
 
     ours: bool
@@ -39,8 +39,8 @@ class Connection(NamedTuple):
 def connect(address: str | None, runtime_env: Mapping[str, Any] | None) -> Connection:
     """Connect to a cluster.
 
-    If `address` is None, use a cluster that runs on this machine. If there is none, start a cluster for this program
-    only.
+    If `address` is None, use a cluster that is running on this machine. If no cluster is running, start a cluster for
+    this program only.
 
     Raises:
         ConnectionError: there is no cluster at `address`.
@@ -114,7 +114,7 @@ class Watch:
         self._asked_at: float | None = None
 
     def answer(self) -> list[Node] | None:
-        """Return the nodes, or None if Ray hasn't answered yet. The caller then calls again later."""
+        """Return the nodes, or None if Ray hasn't answered yet and the caller must call again later."""
         if self._asked_at is None:
             self._asked_at = run_time()
             threading.Thread(target=self._ask, daemon=True).start()
@@ -176,7 +176,7 @@ def start_agent(node: str, group: PlacementGroup | None, needs: Mapping[str, flo
 
 
 def end_agent(agent: Any) -> None:
-    """End an agent at once, together with everything that it has started."""
+    """End an agent immediately, together with all processes that it has started."""
     with contextlib.suppress(Exception):  # the node or Ray may have ended
         ray.kill(agent)
 
@@ -187,8 +187,8 @@ def give_back(groups: Iterable[PlacementGroup], limit_s: float) -> None:
     for group in groups:
         with contextlib.suppress(Exception):
             remove_placement_group(group)
-    # Ray reports a group as removed before the nodes have their resources back. Until then, a node's resources include
-    # names that contain the group's ID.
+    # Ray reports a group as removed before the nodes have their resources back. While a group's resources aren't back,
+    # a node's resources include names that contain the group's ID.
     deadline = run_time() + limit_s
     while left and run_time() < deadline:
         held = {name for resources in state.available_resources_per_node().values() for name in resources}

@@ -1,8 +1,8 @@
 """Run a job on a Ray cluster. Each node has an agent, which runs the kungfu-run of its host.
 
-The job works like any other job on several hosts. Its head node is the driver's node. If no worker fits on that node,
-it is a head node without slots. The agents end when the driver ends. With etcd, leadership can move to another host.
-The job then continues without the first host's kungfu-run, but not without the driver.
+The job works like any other job on several hosts. Its head node is the driver's node, which has no slots if no worker
+fits there. The agents end when the driver ends. With etcd, leadership can move to another host. The job then continues
+without the first host's kungfu-run, but not without the driver.
 
 Ray only provides the list of hosts. A new node joins the job (``-join``), and the driver then requests as many workers
 as there are slots. If Ray is about to remove a node, the node's kungfu-run gets a SIGTERM, and its host leaves the job.
@@ -49,7 +49,7 @@ _PORTS = range(12000, 28000)  # below the ephemeral ports of most systems
 _TRIED_PORTS = 64
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ASKS_BEFORE_A_KILL = 3
-_ADDRESS = "RAY_ADDRESS"  # Ray's own variable, which is used if the user gives no address
+_ADDRESS = "RAY_ADDRESS"  # Ray's own variable, which is used if the user passes no address
 _OF_A_JOINING_HOST = ("q", "v", "logdir", "logfile", "prefix", "progress")
 
 
@@ -107,7 +107,7 @@ class Driver:
         request: the command and the resources that the user has requested.
         function: the pickled function that the workers run with `ms_kungfu.ray._function`; None for a command.
         words: the names of flags or arguments for messages.
-        is_found: whether the cluster was found on this machine, because the user hasn't named one.
+        is_found: whether the cluster was found on this machine, because the user hasn't named a cluster.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Driver:
         self._quiet = any(word in ("-q=true", "-q=t", "-q=1") for word in request.flags)
         self._secret = env.JOB_SECRET.get() or secrets.token_hex(32)
         self._hosts: dict[str, _Host] = {}  # node ID -> host
-        self._head: _Host | None = None  # None once the lease has left the first host, because the lease may move again
+        self._head: _Host | None = None  # None after the lease has moved from the first host, because it may move again
         self._not_before: dict[str, float] = {}  # node ID -> the earliest time at which the node may try to join again
         self._told: set[str] = set()  # the messages that `_say_once` has shown
         self._signals: list[int] = []
@@ -343,7 +343,7 @@ class Driver:
             return True
         try:
             found = open_leadership(self._url, timeout_s=_SILENT_S).look()
-            # The snapshot may belong to an earlier job with the same name. That job has used another port.
+            # The snapshot may belong to an earlier job with the same name, which used another port.
             return (
                 not may_go_on(found, host.name)
                 or LeaderSnapshot.from_json(found.snapshot).first.runners[0].port != self._port
@@ -352,7 +352,7 @@ class Driver:
             return host is self._head
 
     def _is_there(self, host: _Host) -> bool:
-        """Return whether Ray still lists the host's node. If it does, only the agent has failed."""
+        """Return whether Ray still lists the host's node. In that case, only the agent has failed."""
         found: list[Node] = []
         cluster.in_time(lambda: found.extend(cluster.nodes()), _SILENT_S)
         return any(node.id == host.node for node in found)
@@ -393,7 +393,7 @@ class Driver:
             self._drop(host)
 
     def _fill(self) -> None:
-        """Request as many workers as there are slots, if the store lists new hosts."""
+        """If the store lists new hosts, request as many workers as there are slots."""
         with contextlib.suppress(ConfigServerError, ValueError):  # the next check tries again
             store = open_store(self._url, self._secret)
             held = store.get()
@@ -453,7 +453,7 @@ class Driver:
 
     @contextlib.contextmanager
     def _catch_signals(self) -> Iterator[None]:
-        """Record signals instead of handling them, if this is the main thread. Only that thread can set handlers."""
+        """Record signals instead of handling them, if this is the main thread, which alone can set handlers."""
         before: dict[int, Any] = {}
 
         def note(number: int, frame: FrameType | None) -> None:

@@ -109,7 +109,7 @@ def values(function: str, ends: Sequence[End]) -> list[Any]:
 def failure(function: str, code: int, ends: Sequence[End]) -> FunctionError:
     """Return the exception for a job that has ended with the exit status `code`.
 
-    It describes the exception that was raised first, because that exception may have caused the others.
+    The result describes the exception that was raised first, which may have caused the others.
     """
     raised = sorted((end for end in ends if end.kind == RAISED), key=lambda end: end.at)
     if not raised:

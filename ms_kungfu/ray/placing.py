@@ -1,4 +1,4 @@
-"""Decide on which of Ray's nodes workers run, how many run on each, and the hosts' names.
+"""Decide on the Ray nodes for the workers, the number of workers on each node, and the hosts' names.
 
 This module uses no clock and no I/O.
 """
@@ -50,7 +50,7 @@ class Names:
 
     Nodes with the same address are raylets on one machine, as in Ray's own tests. If all nodes have the same address,
     each host gets its own loopback address (127.0.0.0/8), like hosts that are simulated on one machine (``-self``). If
-    only some nodes share an address, the first of them becomes a host, and the others don't take part in the job.
+    only some nodes share an address, the first of these becomes a host, and the others don't take part in the job.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -63,7 +63,7 @@ class Names:
     def name(self, node: Node, taken: Collection[str]) -> str | None:
         """Return the name of a new host; None if the node can't be a host in this job.
 
-        `taken`: the names of the present hosts.
+        `taken`: the names of the current hosts.
         """
         if self._machine:
             if node.address != self._machine or self._given >= _MOST_LOOPBACK:
@@ -107,7 +107,7 @@ def too_small(
 ) -> str:
     """Return the message that the cluster is too small for `size` workers, or for the minimum of `least` workers.
 
-    `is_found`: whether the user hasn't named the cluster at `address`, and so may not know about it.
+    `is_found`: whether the user hasn't named the cluster at `address`, and so might not know about that cluster.
     """
     room = sum(node.room(needs) for node in nodes)
     each = " and ".join(f"{count:g} {name}" for name, count in needs.items())

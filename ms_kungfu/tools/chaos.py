@@ -9,7 +9,7 @@ or resizes the cluster to a random size. It never kills the last worker that is 
 - that the ledger is exact (``python -m ms_kungfu.dataset.audit``), if the program writes a ledger. The tool sets
   KUNGFU_LEDGER_DIR for this purpose,
 - that all workers ended with the same parameters, if each worker prints a line ``parameters CHECKSUM``,
-- that the launcher and long-lived workers don't use more and more descriptors, shared-memory mappings or memory,
+- that the launcher and long-lived workers don't use ever more descriptors, shared-memory mappings or memory,
 - that none of the job's processes and files in /dev/shm remain.
 
 The exit status is 0 if there are no problems, 1 if there are problems, which the output names, and 2 if the command
@@ -86,7 +86,7 @@ def launcher_leaks(samples: Sequence[tuple[int, Sample]]) -> list[str]:
     """Return messages about the launcher's growth. `samples`: pairs of the number of workers and a sample.
 
     The launcher's resources depend on the number of workers, so only samples with the same number are compared. While
-    workers join and leave, the launcher needs more resources for a short time, so medians are compared.
+    workers are joining and leaving, the launcher briefly needs more resources, so medians are compared.
     """
     found = []
     for size in sorted({size for size, _ in samples}):
@@ -109,7 +109,7 @@ def sample(pid: int) -> Sample | None:
 
 
 def _started(pid: int) -> str | None:
-    """Return a process's start time; None if it has ended, even if it is still a zombie.
+    """Return a process's start time; None if the process has ended, even if it is still a zombie.
 
     ID and start time together identify a process, because the system reuses IDs.
     """
@@ -171,7 +171,7 @@ class _Job:
                 self._note(int(found[2]))
 
     def _note(self, size: int) -> None:
-        # If there are as many processes as workers in the cluster, all processes are in the cluster.
+        # If the cluster has as many workers as there are processes, all processes are in the cluster.
         workers = self.workers()
         if len(workers) == size:
             self.members |= set(workers)

@@ -3,17 +3,18 @@
 The command is ``python -m ms_kungfu.replay LEDGER --until STEP -- python train.py ...``.
 
 The exact results of training with shards depend on the program and its seed, and not on the cluster (docs/shards.md).
-So if one worker runs the program again, it gets bitwise identical results. If the results differ, either the hardware
-has changed them, or they depend on a value on which they must not depend. The replay compares the fingerprints that the
-ledger contains at regular steps. At the first difference, it reports the step and the parameter, and ends the program.
+So one worker that runs the program again gets bitwise identical results. If the results differ, either faulty hardware
+has altered the results, or the results depend on a value on which they must not depend. The replay compares the
+fingerprints that the ledger contains at regular steps. At the first difference, it reports the step and the Parameter,
+and ends the program.
 
 The program runs in the numeric environment that the ledger has recorded: with the same number of cores per worker, and
 with oneDNN limited to the same instruction set. The replay requests no resize and writes no ledger. Callbacks from
-ms_kungfu and MindSpore write no checkpoints. The program writes its own files again, so give the program another folder
-for these files.
+ms_kungfu and MindSpore write no checkpoints. The program writes its own files again, so configure another folder for
+these files.
 
-The exit status is 0 if the results are bitwise identical, 1 if they differ, and 2 if they can't be compared. In the
-last case, a message says why.
+The exit status is 0 if the results are bitwise identical, 1 if they differ, and 2 if they can't be compared; a message
+then names the reason.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def content_of(data: bytes) -> int:
 def _sums(values: Array) -> bytes:
     """Arrange the bytes as a table of 64-bit words, and hash the sums of the table's rows and columns.
 
-    Summing is about as fast as reading memory; hashing all bytes is slower. If two changes cancel each other in the sum
-    of a row, they still change the sums of their columns, and vice versa.
+    Summing is about as fast as reading memory; hashing all bytes is slower. Two changes that cancel each other in the
+    sum of a row still change the sums of their columns, and vice versa.
     """
     content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     table = content[: content.size // _ROW_BYTES * _ROW_BYTES].view(np.uint64).reshape(-1, _ROW_BYTES // 8)
@@ -66,12 +66,12 @@ def is_marked(tensor: Any) -> bool:
 
 
 def claim(parameters: Iterable[Any]) -> None:
-    """Record that an optimizer is about to train these Parameters for the first time, so they must be equal.
+    """Record that an optimizer is about to train these Parameters for the first time, which must be equal.
 
     If no function has made the Parameters equal on all workers, their hash is added to the description of each gradient
-    reduction. If the ranks then start with different Parameters, the first reduction fails on every rank, and its
-    error message gives this reason. If the Parameters are equal, the comparison costs nothing. The call isn't a
-    collective: it doesn't wait for other ranks.
+    reduction. If the ranks start with different Parameters, the first reduction fails on every rank, with an error
+    message that names this reason. If the Parameters are equal, the comparison costs nothing. The call isn't a
+    collective, so it doesn't wait for other ranks.
     """
     mine = [p for p in parameters if not is_marked(p)]
     # A worker that joins later receives its Parameters, so it has nothing to compare.

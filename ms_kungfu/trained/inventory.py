@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def collect_parameters(trained: Iterable[Any]) -> list[Any]:
-    """Return the Parameters of cells, lists and other objects in a stable order. Each Parameter is returned once."""
+    """Return the Parameters of cells, lists and other objects in a stable order, without duplicates."""
     import mindspore as ms
 
     def of(item: Any) -> Iterable[Any]:
@@ -111,8 +111,8 @@ def collect_schedulers(trained: Iterable[Any], optimizers: Sequence[Any]) -> lis
     An optimizer has no reference to its schedulers, so this function searches all objects of the process. The returned
     order is the same on all workers.
 
-    If an optimizer has several schedulers of the same class, these are returned only if they are in `trained`. The
-    function can't find out which of them corresponds to which scheduler of another worker.
+    Several schedulers of the same class for one optimizer are returned only if they are in `trained`, because the
+    function can't find out which of them corresponds to which scheduler on another worker.
     """
     given = [item for item in trained if is_scheduler(item)]
     if not any(map(is_grouped, optimizers)):
@@ -152,7 +152,7 @@ def _parts(scheduler: Any) -> list[Any]:
 
 
 def collect_optimizers(trained: Iterable[Any]) -> list[Any]:
-    """Return the MindSpore optimizers in `trained` and in its cells, except optimizers inside another optimizer."""
+    """Return the MindSpore optimizers in `trained` and its cells, except optimizers inside other optimizers."""
     import mindspore as ms
 
     def of(item: Any) -> Iterable[Any]:
@@ -168,7 +168,7 @@ def collect_optimizers(trained: Iterable[Any]) -> list[Any]:
 
 
 def reducers(trained: Iterable[Any], *, left_to_shards: bool) -> list[Any]:
-    """Return the cells that reduce gradients; with `left_to_shards`, the cells for which a `ShardedStep` reduces."""
+    """Return the cells that reduce gradients or, with `left_to_shards`, that leave the reduction to a `ShardedStep`."""
     found = [cell for cell in collect_cells(trained).values() if getattr(cell, "reduces_gradients", False)]
     return [cell for cell in found if cell.left_to_shards == left_to_shards]
 

@@ -13,8 +13,8 @@ class LastingRates(_IteratorLearningRate):
 
     A list of learning rates (for example from ``nn.cosine_decay_lr``) has exactly as many entries as training has
     steps. If steps are repeated after a failure, training has more steps than the list has entries. This class limits
-    the index instead of extending the list. The number of failures is unknown, and the list is a Parameter, whose shape
-    must stay the same because checkpoints contain it.
+    the index instead of extending the list, because the number of failures is unknown. The list is also a Parameter in
+    checkpoints, whose shape must stay the same.
     """
 
     def construct(self, global_step):  # type: ignore[no-untyped-def]  # read by MindSpore's parser
@@ -23,7 +23,7 @@ class LastingRates(_IteratorLearningRate):
 
 
 def hold_last_rate(optimizer: nn.Optimizer) -> None:
-    """Continue each list of learning rates of the optimizer, and of its groups, with the list's last entry.
+    """Continue each list of learning rates of the optimizer and its groups with the last entry of that list.
 
     Further calls do nothing. Graphs that are already compiled don't change.
     """

@@ -11,13 +11,13 @@ from ms_kungfu.elastic.policy import Decision, Metrics, Policy
 
 
 class NoiseScalePolicy(Policy):
-    """Grow the cluster while the noise scale shows that a larger batch pays off; otherwise shrink it.
+    """Grow the cluster while the noise scale favors a larger batch; if it doesn't, shrink the cluster.
 
-    Each worker keeps its local batch size `b`, so `n` workers train ``B = n * b`` samples per step.
+    Each worker keeps its local batch size `b`, so a step of `n` workers uses ``B = n * b`` samples.
     With a learning rate that fits the batch, a step makes the fraction ``1 / (1 + noise_scale /
-    B)`` of the progress of a step without noise. With `n` workers, a step takes ``t(n)`` seconds for
-    computation and communication. The policy measures ``t(n)`` at each size that the cluster reaches,
-    and extrapolates to other sizes.
+    B)`` of the progress of a step without noise. With `n` workers, a step takes ``t(n)`` seconds
+    for computation and communication. The policy measures ``t(n)`` at each size that the cluster
+    reaches, and extrapolates to other sizes.
 
     For each size `n`, the policy computes how long training takes to make the progress that the
     current size `m` makes in H seconds. This takes ``H * progress rate(m) / progress rate(n)`` seconds,
@@ -41,13 +41,13 @@ class NoiseScalePolicy(Policy):
         interval: the number of steps between two comparisons.
         min_measurements: the number of noise scale measurements before the first change.
         resize_time: the assumed duration of a resize in seconds, until a resize has been measured.
-        horizon: H in seconds. By default, it is the time that the remaining samples take
-            (``total_samples``). If their number isn't known, it is the time that training has run so
-            far.
+        horizon: H in seconds. The default is the time for the remaining samples
+            (``total_samples``). If their number isn't known, it is the time that training has run
+            so far.
         max_step: the largest factor by which the cluster grows or shrinks in one resize. It limits
             the range of the extrapolation.
-        probe: the number of steps that a single worker trains before the policy requests a second
-            worker to measure the noise. A single worker can measure the noise only with shards.
+        probe: the number of steps of a single worker before the policy requests a second worker to
+            measure the noise. A single worker can measure the noise only with shards.
         warmup: after each resize, the policy doesn't measure this number of steps, because code is
             compiled in them.
 
@@ -105,7 +105,7 @@ class NoiseScalePolicy(Policy):
         nearest = min(self._times, key=lambda known: abs(math.log(known / size)))
         seconds, communication = self._times[nearest]
         if len(self._times) > 1:
-            # Extrapolate along a line through the two nearest measured sizes. The line must not fall, because more
+            # Extrapolate along a line through the two nearest measured sizes. The line must not descend, because more
             # workers don't make a step shorter.
             other = min((s for s in self._times if s != nearest), key=lambda known: abs(math.log(known / size)))
             slope = max(0.0, (self._times[other][0] - seconds) / (other - nearest))
@@ -203,8 +203,8 @@ class NoiseScalePolicy(Policy):
             return
         communication = q.communication_time or 0.0
         old = self._times.get(q.cluster_size)
-        # The moving average adapts fast at first. Later it covers about 20 steps, so that a single slow step has little
-        # effect.
+        # The moving average adapts fast at first. Later the average covers about 20 steps, so that one slow step has
+        # little effect.
         weight = max(0.05, 1 / (q.steps_at_size - self._warmup))
         if old is None:
             self._times[q.cluster_size] = (q.step_time, communication)

@@ -19,7 +19,7 @@ class StragglerPolicy(Policy):
 
     Args:
         slowdown: a worker is a straggler if its computation takes at least this multiple of the
-            median. It must be above 1.
+            median; above 1.
         patience: the number of consecutive slow steps after which the worker is evicted.
         min_size: the minimum number of workers that remain after an eviction.
         warmup: after each change of the cluster, the policy ignores this number of steps.

@@ -93,7 +93,7 @@ def check_mindspore_gpu(system: System) -> Iterator[Finding]:
 
 
 def check_nccl(system: System) -> Iterator[Finding]:
-    """Check which NCCL library a job would use, and whether the driver is new enough for this library."""
+    """Check which NCCL library a job would use, and whether the driver is new enough for that library."""
     has_gpu = GPU.count(system.names("/dev")) > 0
     opened = _open(system, NCCL)
     good = [(path, version) for path, error, version in opened if not error and version]
@@ -231,8 +231,8 @@ def _ask_driver(system: System) -> Outcome:
 def _open(system: System, library: Library) -> list[tuple[str, str, int]]:
     """Open each candidate for a library. Return the path, the error and the version of each.
 
-    Each candidate is opened in a separate process, because within one process the loader wouldn't open a second library
-    with the same name.
+    Each candidate is opened in a separate process, because in one process the loader wouldn't open a second library of
+    the same name.
     """
     paths = candidates(library, system.folders)
     outcomes = [(path, system.run(_OPEN, path)) for path in paths]

@@ -14,7 +14,7 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check. `remedy`: what the user should do; empty if nothing needs to be done."""
+    """The result of a check. `remedy`: the action for the user; empty if nothing needs to be done."""
 
     topic: str
     status: Status

@@ -11,8 +11,8 @@ from ms_kungfu.tools.doctor.finding import Finding, missing, ok, wrong
 from ms_kungfu.tools.doctor.system import LOAD_RUNTIME, System
 
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
-# This program creates, maps and touches the shared memory of a cluster, like the launcher and the workers, and returns
-# the size. Its first argument is the number of workers.
+# This program creates, maps and touches the shared memory of a cluster, as the launcher and the workers do, and returns
+# its size. The program's first argument is the number of workers.
 _MAKE_SEGMENT = """
 import mmap, os
 import ms_kungfu._core as core
@@ -44,8 +44,7 @@ def check_cpu(system: System) -> Iterator[Finding]:
 def check_convolutions(system: System) -> Iterator[Finding]:
     """Check whether MindSpore's convolutions are faster without AVX-512.
 
-    With AVX-512, oneDNN may need much more time to prepare a convolution at each launch than to compute the
-    convolution.
+    With AVX-512, oneDNN may spend much more time at each launch on preparing a convolution than on computing it.
     """
     flags = set((system.search(r"^flags\s*:\s*(.+)$", "/proc/cpuinfo") or "").split())
     if system.version("mindspore") is None or not flags.issuperset(_AVX512):

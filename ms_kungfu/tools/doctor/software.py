@@ -46,7 +46,7 @@ def check_python(system: System) -> Iterator[Finding]:
 
 
 def check_runtime(system: System) -> Iterator[Finding]:
-    """Check ms_kungfu's compiled runtime, and that all its files except the plugins are complete.
+    """Check ms_kungfu's compiled runtime, and that all files except the plugins are complete.
 
     `check_kernels` checks the plugins.
     """

@@ -35,7 +35,7 @@ LOAD_RUNTIME = "import ms_kungfu._core as core; answer(core.instruction_set())"
 class Outcome:
     """The result of a program that has run in another process.
 
-    If the program has given no result, `error` says why, and `during` says what the program was doing.
+    If there is no result, `error` is the reason, and `during` is the stage that the program had reached.
     """
 
     value: Any = None
@@ -63,7 +63,7 @@ class System:
             return None
 
     def search(self, pattern: str, path: str) -> str | None:
-        """Return what the group in `pattern` matches in a file's first matching line; None if no line matches."""
+        """Return the text of the group in `pattern` in a file's first matching line; None if no line matches."""
         found = re.search(pattern, self.read(path) or "", re.MULTILINE)
         return found.group(1).strip() if found else None
 
@@ -113,7 +113,7 @@ class System:
         return os.cpu_count() or 1, len(os.sched_getaffinity(0))
 
     def convolutions(self) -> Times:
-        """Return how long a small convolution takes.
+        """Return the duration of a small convolution.
 
         Raises:
             NotMeasuredError: the convolution can't be measured.
@@ -131,7 +131,7 @@ class System:
         The program calls `answer(VALUE)` to return its result. It may call `doing(WHAT)` before each stage. If the
         program crashes, the error names the stage.
 
-        The doctor opens libraries only in separate processes, because a library that crashes or hangs must not end the
+        The doctor opens libraries only in separate processes, so that a library that crashes or hangs doesn't end the
         doctor.
         """
         prologue = (
