@@ -246,9 +246,9 @@ def resize(size: int) -> tuple[bool, bool]:
         size: the number of ranks, at least 1.
 
     Returns:
-        Two booleans, ``(changed, detached)``: whether the membership has changed, and whether this
-        process is no longer part of the cluster. If `size` is the current size, the result is
-        ``(False, False)``, and no config server is needed.
+        Two booleans, ``(changed, detached)``, which say whether the membership has changed, and
+        whether this process is no longer part of the cluster. If `size` is the current size, the
+        result is ``(False, False)``, and no config server is needed.
 
     Raises:
         ValueError: if `size` is below 1.

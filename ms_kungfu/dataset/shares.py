@@ -186,10 +186,11 @@ class Shares:
 
         Args:
             batch_size: number of samples per worker in a step. Pass either this or `global_batch_size`.
-            global_batch_size: number of samples of all workers together in a step. It stays constant when the cluster
-                changes.
-            shards: number of shards in a step; unchanged by default. If the shape of a shard changes, all workers
-                compile again. The shape is unchanged if `shards` changes in proportion to `global_batch_size`.
+            global_batch_size: number of samples of all workers together in a step. It stays constant
+                when the cluster changes.
+            shards: number of shards in a step; unchanged by default. If the shape of a shard changes,
+                all workers compile again. The shape is unchanged if `shards` changes in proportion to
+                `global_batch_size`.
 
         Raises:
             ValueError: if both sizes or neither size is given, or if `shards` doesn't divide the global

@@ -159,8 +159,8 @@ class KungFuGradReducer(nn.Cell):
             mean: whether the step returns the mean over the shards (True), or the sum (False).
 
         Raises:
-            ValueError: the reducer was created with ``overlap=True``, or for a sum over the workers although the step
-                computes a mean.
+            ValueError: the reducer was created with ``overlap=True``, or for a sum over the workers
+                although the step computes a mean.
         """
         self._check_left_to_shards(mean)
         self.left_to_shards = True

@@ -23,7 +23,7 @@ class OverflowAgreement(nn.Cell):
         self.scaler.update(overflow)
 
     The agreement exchanges 4 bytes per step. It isn't needed if a `KungFuGradReducer` reduces the
-    gradients before the check: an infinity or NaN on one rank is then in every rank's sum or mean.
+    gradients before the check. An infinity or NaN on one rank is then in every rank's sum or mean.
 
     Args:
         name: the name of the all-reduce, which must be the same on all ranks.

@@ -143,9 +143,9 @@ class PairAveragingOptimizer(Pairing, Synchronising):
     def publish(self) -> None:
         """Save this worker's model now, between steps.
 
-        Each step also saves the model at its end. Call this after the program has changed the model outside of a step,
-        for example by loading parameters. Without this call, other workers get the older model until this worker's next
-        step ends.
+        Each step also saves the model at its end. Call this method after the program has changed the
+        model outside of a step, for example by loading parameters. Without this call, other workers get
+        the older model until this worker's next step ends.
         """
         self._publish()
 

@@ -149,8 +149,8 @@ class SynchronousAveragingOptimizer(Replicas, Synchronising):
 
     With `momentum`, the central model z also moves by `momentum` times its last change, as in the
     paper: ``z = mean + momentum * (z - z_before)``. In the paper, the central model moves by the
-    sum of the corrections ``alpha * (w - z)``, which leads to the mean only if alpha is 1 divided
-    by the number of workers. This optimizer always uses the mean, so its rule doesn't depend on the
+    sum of the corrections ``alpha * (w - z)``. The result is the mean only if alpha is 1 divided by
+    the number of workers. This optimizer always uses the mean, so its rule doesn't depend on the
     number of workers. The first step after a worker has joined or left has no momentum.
 
     *When*: use it with many workers and small local batches. Use the learning rate for one worker's

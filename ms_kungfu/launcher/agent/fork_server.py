@@ -86,7 +86,7 @@ class ForkServer:
     def suits(self, start: Start) -> bool:
         """Return whether the worker may be forked from this fork server, or may fork this fork server.
 
-        If the worker needs a fork server of another kind, and no worker waits for the current one, close the current one.
+        If the worker needs a fork server of another kind, and no worker waits for this one, close this one.
         """
         if self._preloading is None or start.has_device or start.changes.get(env.MSRUN_SIZE.name):
             return False
