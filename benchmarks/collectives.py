@@ -32,7 +32,7 @@ class Settings:
 
 
 def _groups(counts: Sequence[int], unit: int, way: str) -> tuple[tuple[int, int], ...]:
-    """Return the groups of tensors [begin, end) that one call reduces if `way` is used (:attr:`Contender.ways`)."""
+    """Return the groups of tensors [begin, end), one for each call if `way` is used (:attr:`Contender.ways`)."""
     if way == "flat":
         return ((0, len(counts)),)
     mode = NONE if way == "each" else Mode("size", int(way[:-1]))

@@ -24,7 +24,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class GroupError(Exception):
-    """A baseline's process has failed, hangs or reports an error. The message contains the end of its log."""
+    """A baseline's process has failed, hangs or reports an error. The message contains the end of its output."""
 
 
 class Group:

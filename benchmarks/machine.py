@@ -14,7 +14,10 @@ from ms_kungfu.tools.doctor.system import System
 
 
 def commit() -> str:
-    """Return the checkout's commit, with a + if files have changed, or without a checkout the package's version."""
+    """Return the commit of the current folder's checkout, with a + if files have changed.
+
+    Without a checkout, return the package's version.
+    """
     try:
         if (Path(_git("rev-parse", "--show-toplevel")) / "benchmarks").is_dir():
             return _git("describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*")

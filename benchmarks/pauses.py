@@ -41,7 +41,7 @@ Row = tuple[int, float, float, float]
 
 @dataclass(frozen=True)
 class Trial:
-    """The kind of action, how often it is repeated, and the job."""
+    """The kind of action, how often it is done, and the job."""
 
     kind: str
     program: str

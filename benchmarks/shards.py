@@ -2,8 +2,8 @@
 
 - cost: a step with as many shards as workers, compared with the same step without shards, in jobs that take turns
 - table: the step time, and a worker's peak memory, by shards and workers
-- straggler: the throughput with 16 shards, divided by the sum of the workers' speeds; one of the four workers sleeps,
-  so that it takes three times as long
+- straggler: the throughput with 16 shards, divided by the sum of the workers' speeds. Each of the four workers sleeps
+  for each shard, and one of them three times as long
 - kill: one worker of four is killed; grow: a schedule adds workers (1 -> 2 -> 4). Both measure the longest step on the
   remaining workers, and how many graphs they have compiled. kill-plain, grow-plain: the same without shards
 
@@ -43,7 +43,7 @@ _TURNS, _SAMPLES = 8, 40  # turns of a job that alternates with another one; ste
 _SHARDS = (None, 1, 2, 4, 8, 16, 32)  # of the table; None: without shards
 _STRAGGLER = {"shards": 16, "adapt": 10, "steps": 30}
 _SLEEP_S, _SLOW = 0.02, 3  # time to compute a shard, and how many times as long the slow worker takes
-# As in examples/lenet-elastic: 1500 of scikit-learn's digits, so that an epoch's last shard is shorter.
+# As many samples as in examples/lenet-elastic. An epoch's last shard is shorter.
 _LENET = {"do": "model_train", "batch": _BATCH, "total": 1500}
 _LENET_SHARDS = 4
 _EPOCH = -(-1500 // _BATCH)  # steps

@@ -50,7 +50,7 @@ DTYPES = {
 class Task:
     """One measurement of one baseline, the same on all its ranks.
 
-    `counts` are the tensors' numbers of elements. `groups` are the tensors [begin, end) that one call reduces together.
+    `counts` are the tensors' numbers of elements. `groups` are the tensors [begin, end) that one call handles together.
     A measurement is `samples` times `batch` calls, which use `sets` sets of buffers in turn.
     """
 

@@ -46,7 +46,7 @@ class RunClock:
             return now - self._paused
 
     def after_fork(self) -> None:
-        """Replace the lock in a forked child, because a thread that exists only in the parent may have acquired it."""
+        """Replace the lock in a forked child, because a thread that exists only in the parent may hold it."""
         self._lock = threading.Lock()
 
 

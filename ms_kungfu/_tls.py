@@ -61,9 +61,9 @@ class Tls:
         return context
 
     def check(self, name: str = "") -> None:
-        """Check that this host's certificate is usable by the server `name`, and by a client.
+        """Check that this host can use its certificate as the server `name`, and as a client.
 
-        Raise ValueError if it isn't.
+        Raise ValueError if it can't.
         """
         caller, called = self.context(called=False), self.context(called=True)
         caller.check_hostname = bool(name)

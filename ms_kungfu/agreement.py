@@ -85,7 +85,7 @@ def told_by_one(
     Args:
         choose: returns the root for the given rows. It must be a pure function, the same at every rank. The function's
             exceptions are raised at every rank.
-        receive: a collective function that is called with the root and the rows. If the root fails, it raises
+        receive: a collective function that is called with the root and the rows. If the root fails, the function raises
             PeerLostError, or a MindSpore error that contains this name.
         telling: the root's activity, for the warning that is logged if the root fails. If empty, there is no warning.
 

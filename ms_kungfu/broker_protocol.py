@@ -109,9 +109,9 @@ class BrokerClient:
         """Request a slot. Wait up to `timeout` seconds for the answer; None means no limit.
 
         A member of cluster version `member_of` requests a slot in the agreed cluster version `version`. A joining
-        worker passes None for both, which also reports that it is ready. Its answer comes when a version that contains
-        the worker is committed. The broker answers `Stay` only to members. `step` is the training step, for the
-        launcher's log.
+        worker passes None for both, which also reports that it is ready. The launcher answers when a version that
+        contains the worker is committed. The broker answers `Stay` only to members. `step` is the training step, for
+        the launcher's log.
 
         Raises PeerLostError if the launcher has ended, CollectiveTimeoutError after `timeout`, and ResizeError if a
         member's request is rejected. Raises KungFuError if a joining worker's request is rejected, or if the other end
@@ -257,7 +257,7 @@ class BrokerClient:
 
 
 class EndWatch:
-    """A connection on which the launcher announces the job's end, and then waits until the worker closes it."""
+    """The launcher's connection for announcing the job's end. It then waits until the worker closes the connection."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -109,7 +109,7 @@ class Cluster:
         present = Counter(worker.host for worker in workers)
         slots = slots or self.slots
         hosts = list(slots or dict.fromkeys(worker.host for worker in self.workers))
-        # The ports of draining workers are not assigned, because a draining worker may still be running.
+        # The ports of leaving workers are not assigned, because a leaving worker may still be running.
         taken = {*self.workers}
         while len(workers) < size:
             if slots is not None and size > sum(slots.values()):

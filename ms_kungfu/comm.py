@@ -191,8 +191,8 @@ _started: weakref.WeakValueDictionary[str, Handle] = weakref.WeakValueDictionary
 def all_reduce_async(array: ArrayLike, op: str = "sum", name: str | None = None) -> Handle:
     """Start an all-reduce in the background.
 
-    The call returns immediately. Operations begin in the order in which this rank starts them,
-    which must be the same on all ranks. One background thread runs the operations, concurrently
+    The call returns immediately. Operations begin in the order in which this rank starts them. This
+    order must be the same on all ranks. One background thread runs the operations, concurrently
     with the caller's other collectives. Every rank must wait for each operation before the cluster
     changes (in `step_end` or `resize`). During a wait, Ctrl-C takes effect only when the wait ends.
 

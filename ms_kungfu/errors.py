@@ -25,8 +25,8 @@ class CollectiveMismatchError(KungFuError, ValueError):
 class PeerLostError(KungFuError):
     """A peer that the operation requires has failed or left.
 
-    Later operations of the communicator usually fail, too. The exception is a broadcast whose root
-    has failed: every other rank raises this error, but can continue to use the communicator.
+    Later operations of the communicator usually fail, too. A broadcast whose root has failed is
+    different: every other rank raises this error, but can continue to use the communicator.
     """
 
 

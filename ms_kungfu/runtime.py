@@ -288,7 +288,7 @@ def last_error() -> Exception | None:
     exception's name. This function returns the original exception.
 
     Returns:
-        The original exception, or ``None`` if there was no failure.
+        An exception of the original class, or ``None`` if there was no failure.
     """
     text = membership.current().core.last_error()
     return errors.from_message(text) if text else None

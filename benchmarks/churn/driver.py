@@ -76,7 +76,7 @@ class _Job:
         within: list[str] = []
         if self._hosts:
             host = self._hosts[command.host]
-            # Programs send their host's name to each other, but no server resolves it here. So the address is the name.
+            # Programs send their host's name to each other, but no server resolves it. So a host's name is its address.
             within = [*host.within(), "sh", "-c", 'hostname "$0" && exec "$@"', host.address]
         self._tell(start=command.name, argv=[*within, *command.argv], env=command.env, again=command.again)
 

@@ -26,7 +26,7 @@ class Timeline:
     positions: tuple[int, ...]
 
     def at(self, when: float) -> int:
-        """Return the number of samples that the final weights had been trained on by time `when`."""
+        """Return how many of the samples in the final weights had been used by time `when`."""
         number = int(np.searchsorted(self.times, when, side="right"))
         return self.positions[number - 1] if number else 0
 

@@ -1,4 +1,4 @@
-"""Gloo, as in torch.distributed: in place, from Python, which takes some of the hundreds of microseconds per call."""
+"""Gloo, as in torch.distributed: in place, from Python, which takes a few of a call's hundreds of microseconds."""
 
 from __future__ import annotations
 

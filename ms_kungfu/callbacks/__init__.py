@@ -6,7 +6,7 @@ sections describe `KungFuElasticCallback`.
 *Joining and leaving*: before its first step, a joining worker receives all state on which the next
 step depends. Its `cur_step_num` continues from the other workers' number. Callbacks that follow
 `KungFuElasticCallback` in the list also see the other workers' `cur_epoch_num`. A joining worker
-stops after the same step as the other workers. On a draining worker, the callback calls
+stops after the same step as the other workers. On a leaving worker, the callback calls
 `request_stop`, so ``Model.train`` returns after the current step. From then on
 ``ms_kungfu.detached()`` is true, so the program can skip its final work.
 

@@ -229,7 +229,7 @@ class Others:
             _restore(self._callbacks[key], found)
 
     def warn_of_what_is_not_carried(self) -> None:
-        """Log a warning if a worker has joined and the program's callbacks have changed but aren't transferred."""
+        """Log a warning after a worker has joined, if the program's callbacks have changed but aren't transferred."""
         changed = {
             key.split("/")[0]: sorted(n for n, trace in _trace(self._callbacks[key]).items() if was.get(n) != trace)
             for key, was in self._traces.items()

@@ -15,7 +15,7 @@ The audit checks these conditions:
   the step was committed without it.
 - Each worker received the share that can be computed from the batch and the members.
 - If a step is partitioned into shards (format 3), its whole batch is used even if workers failed in the step. Each
-  worker computed at least its assigned shards. Exactly one other worker computed each shard of a failed worker. If a
+  worker computed at least its assigned shards. Each shard of a failed worker counts for exactly one other worker. If a
   participant failed before it wrote a record, the audit assumes that the participant computed its assigned shards,
   except those that another worker recorded.
 - The lines of a file are consecutive: each line continues the ``crc`` of the line before, and steps and ends of epochs
@@ -350,7 +350,7 @@ def _cover(
     end: End | None,
     report: Report,
 ) -> Epoch:
-    """Return the positions that all participants together used in an epoch."""
+    """Return which samples of an epoch all participants together used, missed or repeated."""
     first = next(iter(steps.values()))
     total, last_step = first.total, max(steps)
     missing_steps = sorted(set(range(last_step + 1)) - set(steps))

@@ -21,7 +21,7 @@ import numpy as np
 
 CHECKS = ("some", "all", "none")
 READS = 4
-"""How often to read each sample in `chosen`. A source of which 1% of reads differ looks stable in 1 of 10**8 cases."""
+"""How often to read each sample in `chosen`. If 1% of the reads differ, a source looks stable in 1 of 10**8 cases."""
 _CHOSEN = 8
 # With contents_check="all": the maximum number of hashes in a message or checkpoint. If there are more samples than
 # this, each hash covers several samples.

@@ -1,8 +1,8 @@
 """Write the ledger of the samples used, and read it for `ms_kungfu.dataset.audit`.
 
 Each worker appends to its own file. It writes one line of JSON per committed step, with one ``write`` call per line. So
-only the last line of a killed worker's file may be incomplete. The lines aren't synced to disk after each step, so they
-survive a crash of the process but not of the machine.
+only the last line of a killed worker's file may be incomplete. The lines are synced to disk only before a checkpoint.
+So a crash of the process loses no line, but a crash of the machine may lose the lines after the last checkpoint.
 
 A file begins with a header:
 - ``ledger``: the format of the file

@@ -2,8 +2,7 @@
 
 Shards make failures and resizes cheap, but have two costs (docs/shards-details.md): a worker with shards can use only
 one core, and each further shard of a worker takes about as long as a small step. So `choose` returns a number of shards
-under two conditions: each worker has less than two cores at the largest planned size, and at most two shards at the
-smallest planned size.
+only if each worker has less than two cores at the largest planned size, and at most two shards at the smallest.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def choose(global_batch: int, sizes: Collection[int], cores: int) -> tuple[int |
 def more(global_batch: int, shards: int, workers: int) -> int:
     """Return how many shards to use for a number of workers that wasn't planned: `shards` or more.
 
-    Each worker has one or two shards if the batch has enough samples. If it doesn't, some workers
+    If the batch can be divided that way, each worker has one or two shards. Otherwise, some workers
     have none.
 
     >>> more(32, 4, 3), more(32, 4, 5), more(4, 2, 6), more(31, 1, 3)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Library:
-    """A library. `packaged` contains files below site-packages. If no such file exists, the loader tries `names`."""
+    """A library. `packaged` contains files below site-packages. If none exists, the loader tries `names` in order."""
 
     what: str
     names: tuple[str, ...]

@@ -80,8 +80,8 @@ class ElasticTraining:
         prepare: a function that compiles the first step. A joining worker calls it before it joins.
         policy: one `Policy` or several (docs/policies.md). The policies' size requests override the
             schedule.
-        monitor: the monitor that measures the steps (docs/monitoring.md). If it is None, policies
-            get a monitor of their own.
+        monitor: the monitor that measures the steps (docs/monitoring.md). If it is None and there
+            are policies, one monitor is created for them.
         evict: a function that evicts workers for a policy. One worker calls the function with the
             ranks to evict.
         total_samples: the number of samples that will have been used when training ends, for
@@ -249,9 +249,9 @@ class ElasticTraining:
     def step_begin(self) -> None:
         """Begin a step, and save the state that is restored if the step is undone.
 
-        The saved state includes changes that the program made before this call, such as to a
-        learning rate or to clipped weights. With an `ElasticDataset`, a step begins automatically
-        at its first batch. Without an `ElasticDataset`, a step begins when the previous `step_end`
+        The saved state includes changes that the program made before this call, such as a new
+        learning rate or clipped weights. With an `ElasticDataset`, a step begins automatically at
+        its first batch. Without an `ElasticDataset`, a step begins when the previous `step_end`
         returns, unless the loop calls this method.
         """
         self._synchronous.begin()

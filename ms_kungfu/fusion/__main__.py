@@ -111,7 +111,7 @@ def _plan_of_result(where: str, function: str, fusion: Any) -> Plan:
 
 
 def _plan_of_program(program: str, arguments: list[str], fusion: Any) -> Plan:
-    """Run the program and return the plan of its first step, at which the program has set all fusion ids."""
+    """Run the program and return the plan of its first step, because by then the program has set all fusion ids."""
     # MindSpore would log the stopped compilation as an error, and write a file about it to the current folder.
     quiet = {"GLOG_v": "4", **os.environ}
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, {**quiet, "MS_OM_PATH": folder}):

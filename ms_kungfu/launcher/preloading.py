@@ -3,7 +3,7 @@
 `import mindspore` takes about a second of processor time. The fork server (`agent/fork_server.py`) imports MindSpore
 once for all workers of a host, so a forked worker starts without this second. The program must not notice that. In
 particular, MindSpore reads environment variables while it is imported, so a program may set a variable before the
-import. A program's workers are therefore forked only if these conditions hold, and are started separately otherwise:
+import. A program's workers are therefore started separately unless all of these conditions hold:
 
 1. The command is a Python interpreter with a script, or with a module in the current folder. Only flags that don't
    change where Python finds modules precede the script.

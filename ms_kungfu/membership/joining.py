@@ -189,7 +189,7 @@ def _leave_on_sigterm(member: Member) -> None:
 
 
 def _supervisor() -> int:
-    """Return the ID of the process that ends this worker's process group for the launcher; 0 if unknown."""
+    """Return the ID of the process that ends this worker's group: the parent of the group's leader. 0: unknown."""
     with contextlib.suppress(OSError):
         return int(stat_of(os.getpgrp())[1])
     return 0

@@ -35,7 +35,8 @@ class Reductions:
     """Collect the outcomes of a cluster version's reductions for one consumer.
 
     The consumer is the training or a dataset. It takes the outcomes with `take_participants` or `take_commits`, which
-    cover the reductions since the last call. Each consumer has its own object, so it takes only its own outcomes.
+    cover the reductions since the last call. Each consumer has its own object. So if one consumer takes the outcomes,
+    the other consumers' objects still contain them.
     """
 
     def __init__(self, outcomes: Outcomes) -> None:

@@ -60,7 +60,7 @@ class MetricsEndpoint:
 
     A thread of prometheus_client serves the requests, and sleeps between them. Each worker on a
     host has its own port: the worker in slot i uses ``port + i``. By default, only programs on this
-    machine can connect, unless `address` is set. Requests need no authentication.
+    machine can connect; `address` changes that. Requests need no authentication.
 
     Args:
         last: a function that returns the last record, or None before the first record.

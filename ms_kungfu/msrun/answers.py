@@ -101,7 +101,7 @@ def _give_process_groups(name: str, relative: str, communication: ModuleType) ->
 
 
 def _put(modules: tuple[str, ...], names: dict[str, Any]) -> None:
-    """Replace each name in the modules that have it, because MindSpore's versions have different names."""
+    """Replace each name in those modules that have it. MindSpore's versions have different names."""
     for module in modules:
         found = sys.modules.get(module)
         for name, value in names.items():

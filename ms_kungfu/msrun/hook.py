@@ -1,8 +1,8 @@
 """Replace MindSpore's functions in an unchanged program as soon as the program imports MindSpore.
 
 The file cmake/ms_kungfu_alias.pth is installed next to the package. Each Python interpreter that uses this installation
-runs that file at its start, even inside a shell script. If ``KUNGFU_MSRUN_SIZE`` is set, the file's code installs an
-import finder before all other finders, which calls `spec` when the program imports ``mindspore``.
+runs that file at its start, even inside a shell script. If ``KUNGFU_MSRUN_SIZE`` is set, the file's code installs,
+before all other finders, an import finder that calls `spec` when the program imports ``mindspore``.
 
 Two other methods have disadvantages. A ``sitecustomize`` module would replace the user's own module of that name. A
 wrapper around the command has no effect on Python inside a shell script.

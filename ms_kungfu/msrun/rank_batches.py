@@ -481,7 +481,7 @@ def answer_for_cells(compile_and_run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _changing(argument: Any) -> Any:
-    """Mark an argument, so that a graph treats its tensors as variables, and return the argument."""
+    """Return the argument, marked so that a graph treats its tensors as variables."""
     tensors = type(argument) in (tuple, list) and len(argument) > 0
     if tensors and all(isinstance(each, ms.Tensor) and not isinstance(each, ms.Parameter) for each in argument):
         return ms.mutable(argument)

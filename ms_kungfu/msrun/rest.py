@@ -136,7 +136,7 @@ class Rest:
                 inventory.assign(parameter, values)
 
     def copy(self) -> None:
-        """Copy the cells that only some workers have to all workers. All workers call this before a cluster change."""
+        """Copy to all workers the cells that only some workers have. All workers call this before a cluster change."""
         for name, ranks in self._apart.items():
             packed = self._received(name, name in self._cells or name in self._copies, ranks[0])
             if packed is not None:

@@ -42,7 +42,7 @@ class KungFuBarrier(Primitive):
 
 
 # These functions create their primitives only when called. In a graph, the parser then creates one primitive per call,
-# at a time when the process may join the cluster.
+# and only when the process may join the cluster.
 def rank():  # type: ignore[no-untyped-def]  # these are read by MindSpore's parser
     """Return this worker's rank when the step runs.
 

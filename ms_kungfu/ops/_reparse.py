@@ -3,8 +3,8 @@
 MindSpore's optimizers have a jitted ``construct``. Suppose that a subclass overrides ``construct``, processes the
 gradients and calls ``super().construct(gradients)``. In PyNative mode, the override runs in Python. It calls the jitted
 base method, which then compiles *the object's* ``construct``: ``_JitExecutor.compile`` passes the object to the parser,
-which looks up the method by name and finds the override again. So the body of the override runs twice, and silently
-sums gradients over the ranks twice.
+which looks up the method by name and finds the override again. So the body of the override runs twice, and gradients
+that it sums over the ranks are silently summed twice.
 
 If the override itself is jitted, the parser finds the intended method. Therefore, ms_kungfu jits the override when an
 object of the class gets one of ms_kungfu's primitives as an attribute. If MindSpore compiles an override that isn't

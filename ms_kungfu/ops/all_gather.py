@@ -15,9 +15,9 @@ class KungFuAllGather(SizedCollective):
     or a tuple of tensors of any dtype. The shapes must be the same on all ranks. The gradient is a
     reduce-scatter with the operation "sum".
 
-    A tuple is gathered in one operation per dtype. If it is larger than MindSpore's ``comm_fusion``
-    limit for "allgather" (64 MB by default), it is split over several operations. The primitive
-    reads the limit when it is created.
+    A tuple is gathered in one operation per dtype. If the tuple is larger than MindSpore's
+    ``comm_fusion`` limit for "allgather" (64 MB by default), it is split over several operations.
+    The primitive reads the limit when it is created.
 
     The output's shape depends on the size of the cluster. Outside of a graph, a call adapts to a resize
     automatically. A graph that was compiled before a resize raises RuntimeError (``StaleClusterError:

@@ -149,7 +149,7 @@ def _is_bound(cell: Any, phases: set[str]) -> bool:
 
 
 def _renew_lock() -> None:
-    """Replace the lock in a child process, because a thread of the parent may have acquired the lock."""
+    """Replace the lock in a child process, because a thread of the parent may hold the lock."""
     global _one_at_a_time
     _one_at_a_time = threading.RLock()
 

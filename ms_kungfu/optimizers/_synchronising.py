@@ -53,8 +53,8 @@ class Delegating(nn.Optimizer):
             )
         # The constructor of nn.Optimizer isn't called, because it would create a second learning rate and global step.
         nn.Cell.__init__(self, auto_prefix=False)
-        # This line must come first. After the next line, `__getattr__` would find an attribute `parameters`, and
-        # MindSpore would reject a second attribute of that name.
+        # This line must come before the next one. After the next line, `__getattr__` would find an attribute
+        # `parameters`, and MindSpore would reject a second attribute of that name.
         self.parameters = optimizer.parameters
         self.optimizer = optimizer
         hold_last_rate(optimizer)

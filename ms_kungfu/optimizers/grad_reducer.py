@@ -89,9 +89,9 @@ class KungFuGradReducer(nn.Cell):
         grads = ops.clip_by_global_norm(self.reducer(grads))
         self.optimizer(grads)
 
-    Don't combine the reducer with an optimizer from ms_kungfu, which would reduce the gradients
-    again. All ranks must pass gradients of the same parameters, in the same order, under the same
-    `name`.
+    Don't combine the reducer with an optimizer from ms_kungfu, because that optimizer would reduce
+    the gradients again. All ranks must pass gradients of the same parameters, in the same order,
+    under the same `name`.
 
     MindSpore's configuration and the ``comm_fusion`` IDs of `parameters` determine which gradients
     are reduced together (docs/fusion.md). Both are read when the reducer is first compiled or

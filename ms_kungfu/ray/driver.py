@@ -352,7 +352,7 @@ class Driver:
             return host is self._head
 
     def _is_there(self, host: _Host) -> bool:
-        """Return whether Ray still lists the host's node. In that case, only the agent has failed."""
+        """Return whether Ray still lists the host's node. If it does, only the agent has failed."""
         found: list[Node] = []
         cluster.in_time(lambda: found.extend(cluster.nodes()), _SILENT_S)
         return any(node.id == host.node for node in found)

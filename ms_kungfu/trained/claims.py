@@ -66,7 +66,7 @@ def is_marked(tensor: Any) -> bool:
 
 
 def claim(parameters: Iterable[Any]) -> None:
-    """Record that an optimizer is about to train these Parameters for the first time, which must be equal.
+    """Record that an optimizer is about to train these Parameters, which must be equal, for the first time.
 
     If no function has made the Parameters equal on all workers, their hash is added to the description of each gradient
     reduction. If the ranks start with different Parameters, the first reduction fails on every rank, with an error

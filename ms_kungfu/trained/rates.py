@@ -13,8 +13,8 @@ class LastingRates(_IteratorLearningRate):
 
     A list of learning rates (for example from ``nn.cosine_decay_lr``) has exactly as many entries as training has
     steps. If steps are repeated after a failure, training has more steps than the list has entries. This class limits
-    the index instead of extending the list, because the number of failures is unknown. The list is also a Parameter in
-    checkpoints, whose shape must stay the same.
+    the index instead of extending the list, because the number of failures is unknown. The list is also a Parameter
+    whose shape must stay the same, because checkpoints contain it.
     """
 
     def construct(self, global_step):  # type: ignore[no-untyped-def]  # read by MindSpore's parser

@@ -16,8 +16,8 @@
 // Test: ModelsOfOtherHosts.WorkerAsksAgainAfterAMomentaryLackOfItsLauncher
 //
 // 1. One writer. After the `Ask`, only the transport writes to the parcel, and it writes nothing
-// after `done = 1`. Before that, the worker doesn't use the parcel. The transport advances `done`
-// with release order, and the worker reads it with acquire order. So a worker that reads `done ==
+// after `done = 1`. Between the two, the worker doesn't use the parcel. The transport advances
+// `done` with release order, and the worker reads it with acquire order. So a worker that reads `done ==
 // 1` sees the answer. If the answer has a version, the worker also sees the whole model, because
 // the transport reports a version only when the last byte has arrived. If the worker stops waiting
 // (because of a deadline, a signal, or the end of the cluster version), it never uses the parcel

@@ -89,7 +89,7 @@ def train(
     Args:
         parallel: `model`, wrapped by the system.
         ranks: this worker's rank, and the number of workers.
-        restore: called with a function that loads a state; calls this function if there is a checkpoint.
+        restore: called with a function that loads a state, which it must call if there is a checkpoint.
         save: called with the number of steps and a function that returns the state after these steps.
     """
     rank, size = ranks

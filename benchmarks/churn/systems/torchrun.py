@@ -24,7 +24,7 @@ class TorchRun(System):
         words = [str(Path(plan.python).with_name("torchrun")), f"--nnodes=1:{_AGENTS}"]
         words += [f"--nproc_per_node={plan.workers // _AGENTS}", "--max_restarts=1000000", "--rdzv_id=churn"]
         words += ["--rdzv_backend=c10d", f"--rdzv_endpoint={address}:{_PORT}"]
-        words.append(f"--rdzv_conf=is_host={int(agent == 0)}")  # by default, the first agent hosts the store
+        words.append(f"--rdzv_conf=is_host={int(agent == 0)}")  # else the agent that comes first hosts the store
         if plan.hosts:
             words += [f"--local_addr={plan.hosts[host]}"]
         # The agent that hosts the rendezvous must always run. A scheduler restarts this agent if it gives up.

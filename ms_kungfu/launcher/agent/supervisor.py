@@ -215,7 +215,7 @@ def kill_group(leader: int, patience_s: float = _GROUP_S) -> None:
     1. When this function returns, no process in the group runs, except resource trackers. So a rank publishes nothing
        after its exit has been reported.
     2. If the group contains a resource tracker, this process kills those of its children that are in the group, one by
-       one. Only this process reaps these children, so the kernel can't give their IDs to other processes until then.
+       one. Only this process reaps these children, so the kernel can't give their IDs to other processes before.
        When a child has been killed, its own children become children of this process, and are killed next.
     3. If this takes longer than `patience_s` seconds, the whole group is killed.
     """

@@ -145,7 +145,7 @@ class EndOfWorkers:
                 self.dismiss(process)
 
     def clear_slots(self) -> None:
-        """Dismiss workers that have left the cluster but are running, if another worker needs their port or device."""
+        """Dismiss workers that still run after they left the cluster, if another worker needs their port or device."""
         for process in self.processes.in_the_way():
             _log.warning('worker dismissed: %s reason="it has left the cluster, and its slot is needed"', process.who)
             self.dismiss(process)

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 #      same way as a failed host. Then the host's launcher exits with 0. Inter-host transports of the previous version
 #      may still have connections to the host. That is safe, because every other host already has all results that the
 #      leaving host's workers have received (transport.h): a version is committed only when each remaining member has
-#      reached the agreed step. If another host lacks a result, its members are notified that the leaving host is lost
+#      reached the agreed step. If another host lacks a result, its members are notified of the leaving host's loss
 #      before they wait for that host, and continue as after a host failure.
 #   3. After -leave-grace, the controller kills the workers that are left on the host. That counts as a failure. Then
 #      the controller removes the host without waiting for the commit in step 2. The version without the host follows

@@ -121,8 +121,8 @@ class Coordinator:
     def members_to_leave(self, living: Collection[PeerID]) -> set[PeerID]:
         """Return the members that leave, or whose host leaves; an empty set if no other member would be left.
 
-        Each call looks up the leaving hosts again. Another writer of the cluster might not know that a host is leaving,
-        and might list workers on this host again.
+        Each call looks up the leaving hosts again, because another writer of the cluster might list workers on a
+        leaving host again without knowing that it is leaving.
         """
         leaving = self.leaving | self.going(living)
         return set() if leaving.issuperset(living) else leaving

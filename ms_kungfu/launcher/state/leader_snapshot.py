@@ -111,7 +111,7 @@ class LeaderSnapshot(Struct, frozen=True):
         return replace(self, head=host, before=before, alive=alive)
 
     def left_by(self, host: str, registered: Collection[str]) -> LeaderSnapshot:
-        """Return the snapshot that the controller on `host` leaves behind. `registered`: its registered hosts."""
+        """Return the snapshot that the controller on `host` leaves. `registered`: the hosts registered with it."""
         known = (head for head in self.before if head in registered)
         return replace(self, alive=tuple(dict.fromkeys((*self.alive, *known, host))))
 

@@ -72,7 +72,7 @@ class WorkerWorksOn(Struct, frozen=True):
 
 @dataclass
 class Headcount:
-    """The numbers of members, of removed workers that are running, and of members that leave because of a SIGTERM.
+    """The numbers of members, of removed workers still running, and of members that leave because of a SIGTERM.
 
     These numbers include only workers for which the job waits. The job doesn't wait for workers that were removed
     longer ago than -leave-grace, or for workers that SIGKILL doesn't end.

@@ -66,9 +66,9 @@
 // Test: ClusterFailures.SurvivorsOfAllHostsComeToTheSameEnd
 //
 // 6. If no rank of a host is running any more, the host begins no more operations, and its ranks
-// can't notify the other hosts. So the host's transport once sends to the other hosts the number of
-// operations that its ranks had begun with each name (Ending). The host contributes to these
-// operations, and to no later ones.
+// can't notify the other hosts. So the host's transport sends one message to the other hosts: the
+// number of operations that the host's ranks had begun with each name (Ending). The host
+// contributes to these operations, and to no later ones.
 // Test: ClusterEnds.FailureAfterTheEndOfItsRanksReachesTheOthers
 // Test: Cluster.FewBytesAreThoseOfHostsWithRanks
 //
