@@ -243,7 +243,7 @@ def resize(size: int) -> tuple[bool, bool]:
     This function is a collective: every rank must request the same size.
 
     Args:
-        size: the number of ranks, at least 1.
+        size: the number of ranks, from 1 to 65,535.
 
     Returns:
         Two booleans, ``(changed, detached)``, which say whether the membership has changed, and
@@ -251,7 +251,7 @@ def resize(size: int) -> tuple[bool, bool]:
         result is ``(False, False)``, and no config server is needed.
 
     Raises:
-        ValueError: if `size` is below 1.
+        ValueError: if `size` isn't in this range.
         CollectiveMismatchError: if the ranks request different sizes.
         CollectiveTimeoutError: if not all ranks call this function. Ranks that instead continue
             training also wait until this timeout.
@@ -269,10 +269,10 @@ def propose_new_size(size: int) -> None:
     This function isn't a collective: any worker may call it. The last of several requests applies.
 
     Args:
-        size: the number of workers, at least 1.
+        size: the number of workers, from 1 to 65,535.
 
     Raises:
-        ValueError: if `size` is below 1.
+        ValueError: if `size` isn't in this range.
         ResizeError: if the job can't change its size at all, or can't change to this size.
         ConfigServerError: if the config server can't be reached.
     """

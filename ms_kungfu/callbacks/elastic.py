@@ -285,7 +285,7 @@ class KungFuElasticCallback(Callback):
         params.cur_epoch_num += training.epoch - epoch
         self._epochs_before += training.epoch - epoch
         assignment = params.train_dataset._assignment() if is_elastic else ()
-        if assignment != self._assignment:
+        if assignment != self._assignment or training.should_stop:
             self._assignment = assignment
             _tell_steps_of_epoch(params, self._steps)
         # With an ordinary dataset, a joining worker doesn't know at which step the other workers' epoch ends. So this

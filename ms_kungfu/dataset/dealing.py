@@ -30,13 +30,12 @@ class BatchSize:
                 "workers) to ElasticDataset, or neither if its source has a batch(); got "
                 f"batch_size={self.per_worker!r} and global_batch_size={self.of_all!r}"
             )
-        if self.per_worker is not None:
-            at_least(1, self.per_worker, "batch_size")
-        if self.of_all is not None:
-            at_least(1, self.of_all, "global_batch_size")
+        for name, what in (("per_worker", "batch_size"), ("of_all", "global_batch_size"), ("shards", "shards")):
+            if getattr(self, name) is not None:  # kept as a plain int, also if it was, for example, a NumPy integer
+                object.__setattr__(self, name, int(at_least(1, getattr(self, name), what)))
         if self.shards is None:
             return
-        if at_least(1, self.shards, "shards") > MOST_SHARDS:
+        if self.shards > MOST_SHARDS:
             raise ValueError(f"a step has at most {MOST_SHARDS} shards, got shards={self.shards}")
         if self.of_all is None or self.of_all % self.shards:
             raise ValueError(

@@ -30,6 +30,13 @@ _MAX_REFUSAL_BYTES = 1024
 # contains a kind, a size and a value. For PENDING, the value is the cluster version; for REFUSED, it is the rank that
 # knows the reason.
 NOTHING, LATER, PENDING, REFUSED = range(4)
+_LARGEST = 0xFFFF  # the largest size that fits
+
+
+def check_size(size: int) -> None:
+    """Raise ValueError if no cluster can have `size` ranks."""
+    if not 1 <= size <= _LARGEST:
+        raise ValueError(f"a cluster has at least 1 rank and at most {_LARGEST}, got size {size}")
 
 
 def pack(kind: int, size: int, value: int) -> int:
@@ -37,7 +44,7 @@ def pack(kind: int, size: int, value: int) -> int:
 
 
 def unpack(packed: int) -> tuple[int, int, int]:
-    return packed >> 60, packed >> 44 & 0xFFFF, packed & (1 << 44) - 1
+    return packed >> 60, packed >> 44 & _LARGEST, packed & (1 << 44) - 1
 
 
 class _NoSlotsError(ResizeError):
@@ -167,8 +174,7 @@ def propose(size: int) -> int:
     If the current version already has that size, write nothing and return the current version.
     """
     member = current()
-    if size < 1:
-        raise ValueError(f"a cluster has at least 1 rank, got size {size}")
+    check_size(size)
     cluster = member.cluster
     if cluster is None:
         raise ResizeError(f"{size} workers: this process has no launcher; start it with kungfu-run -w")

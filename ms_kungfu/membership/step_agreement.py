@@ -18,7 +18,17 @@ from ms_kungfu.errors import ResizeError
 from ms_kungfu.membership.identity import check_caught_up, lost_ranks
 from ms_kungfu.membership.joining import detach, enter, join, request_segment
 from ms_kungfu.membership.member import Change, Member, current
-from ms_kungfu.membership.requested_size import LATER, PENDING, REFUSED, drop, pursue, refusal_of, unpack, want
+from ms_kungfu.membership.requested_size import (
+    LATER,
+    PENDING,
+    REFUSED,
+    check_size,
+    drop,
+    pursue,
+    refusal_of,
+    unpack,
+    want,
+)
 
 # The launcher's timeout is shorter by this margin, so that it can still prepare a version without joining workers.
 _GIVE_UP_MARGIN_S = 10.0
@@ -50,8 +60,8 @@ def step(size: int | None = None, wait: bool = False, word: int = 0, settle: Set
     """
     join()
     member = current()
-    if size is not None and not 1 <= size <= 0xFFFF:
-        raise ValueError(f"a cluster has at least 1 rank, got size {size}")
+    if size is not None:
+        check_size(size)
     if has_no_cluster(member, size):
         if settle is not None:
             settle(True)
@@ -65,8 +75,7 @@ def resize(size: int) -> Change:
     """Change the cluster to `size` ranks (collective). See :func:`ms_kungfu.runtime.resize`."""
     join()
     check_caught_up("kf.resize")
-    if size < 1:
-        raise ValueError(f"a cluster has at least 1 rank, got size {size}")
+    check_size(size)
     core = current().core
     old_size = int(core.size())
     changed, detached = core.resize(size)

@@ -36,6 +36,11 @@ def test_prepared_all_reduce_reads_current_elements(run_program: Run, np: int) -
     assert output.count("fine") == max(np - 1, 1)
 
 
+@pytest.mark.parametrize("np", [0, 1, 3])
+def test_agreement_after_a_step_finds_different_words(run_program: Run, np: int) -> None:
+    assert run_program(PROGRAMS / "agrees.py", np=np).count("fine") == max(np, 1)
+
+
 def test_a_size_that_one_worker_proposes_comes_true_at_a_later_step(run_program: Run) -> None:
     output = run_program(PROGRAMS / "proposes.py", 3, 1, 2, np=2, watch=True)
     assert (output.count("left"), output.count("finished")) == (2, 2)

@@ -11,11 +11,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ms_kungfu.dataset import audit, ledger, sharding
+from ms_kungfu.dataset.dealing import BatchSize
 from ms_kungfu.dataset.history import in_order
 from ms_kungfu.dataset.sharding import EpochCursor, count
 from ms_kungfu.errors import KungFuError
@@ -729,3 +731,10 @@ def test_a_full_disk_ends_training_or_the_record_and_the_audit_names_it(tmp_path
 def test_only_two_ways_to_take_an_error(tmp_path):
     with pytest.raises(ValueError, match="ledger_errors must be 'raise' or 'warn', got 'ignore'"):
         ledger.Ledger(tmp_path, 0, "ignore")
+
+
+def test_integers_of_other_types_are_written_as_integers():
+    """`seal` accepts plain integers alone, and a program may compute its batch size with NumPy."""
+    size = BatchSize(None, np.int64(8), np.int64(2))
+    line, _ = ledger.seal({"global_batch": size.of(2), "shards": size.shards})
+    assert line.startswith(b'{"global_batch":8,"shards":2,"crc":')

@@ -142,8 +142,9 @@ def test_messages_of_all_kinds_survive_a_collection_of_garbage(lots):
 )
 def test_message_with_one_mistake_is_rejected(data, reason):
     """Only this package's own reasons are compared: the text of the others belongs to `msgspec`."""
-    with pytest.raises(ProtocolError, match=f"a message is malformed: .*{reason}"):
+    with pytest.raises(ProtocolError, match=f"a message is malformed: .*{reason}") as error:
         m.FROM_HOST(data)
+    assert str(error.value).isprintable()
 
 
 @pytest.mark.parametrize(

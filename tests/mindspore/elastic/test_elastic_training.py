@@ -75,6 +75,11 @@ def test_model_train_goes_on_through_resizes_and_a_death(run_elastic):
     assert all(len(at) == 1 for at in ends.values())
     assert sorted(ends) == [(0, 1), (0, 2), (1, 1), (1, 2)]
     assert ends[1, 1] == {15}
+    # `batch_num` is right where an epoch ends, and where a worker leaves
+    for row in reports.of("step"):
+        (before,) = ends.get((row["call"], row["epoch"] - 1), {0})
+        if row["detached"] or row["step"] == max(ends[row["call"], row["epoch"]]):
+            assert row["batch_num"] == row["step"] - before
     # those that left ended their program with 0 (as the launcher found), after the step of the change
     assert [row["step"] for row in reports.of("step") if row["detached"]] == [9, 9]
     assert len(reports.of("end")) == 1

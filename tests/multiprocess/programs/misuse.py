@@ -92,6 +92,7 @@ raises(
 )
 assert kf.resize(size) == (False, False)
 raises(ValueError, "at least 1 rank", lambda: kf.resize(0))
+raises(ValueError, "at most 65535, got size 262144", lambda: kf.resize(262144))
 raises(kf.ResizeError, "needs a config server: start the job with kungfu-run -w", lambda: kf.resize(size + 1))
 assert comm.all_reduce(x, name="w")[0] == size
 
