@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs ms_kungfu and MindSpore into a virtual environment. `install-kungfu.sh --help` tells the rest.
+# Installs ms_kungfu and MindSpore into a virtual environment. `install-kungfu.sh --help` prints the options.
 #
-# It writes the virtual environment and build/ beside this file, and removes nothing. It names no package registry: pip's
-# own configuration decides where packages come from. Works without HOME and PATH, and from any folder.
+# It writes the virtual environment, and the folder build/ next to this file. It removes nothing. pip's configuration
+# selects the package registry. The script works without HOME and PATH, and from any folder.
 set -euo pipefail
 
 PATH="${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -81,7 +81,7 @@ for extra in "${asked_extras[@]}"; do
   case " $extras_there " in *" $extra "*) ;; *) misuse "--extras '$extra' is none of ${extras_there// /, }" ;; esac
 done
 
-# The versions that the package accepts stand in pyproject.toml, once.
+# Read the accepted versions from pyproject.toml, so that they are defined only once.
 read -r lowest limit < <(sed -n 's/.*"mindspore>=\([0-9.]*\),<\([0-9.]*\)".*/\1 \2/p' "$root/pyproject.toml")
 in_order() { printf '%s\n%s\n' "$1" "$2" | sort -VC; }
 accepted() { in_order "$lowest" "$1" && ! in_order "$limit" "$1"; }
@@ -97,10 +97,10 @@ if [ -e "$venv" ] && [ ! -e "$venv/pyvenv.cfg" ] && [ -n "$(ls -A -- "$venv" 2>/
   die "$venv exists and is not a virtual environment; give another --venv"
 fi
 
-# --- what is there already
+# --- the existing installation
 
-# Prints "VERSION-OF-PYTHON VERSION-OF-MINDSPORE none|installed|editable RECORD", with - for no MindSpore. RECORD tells one
-# installation of ms_kungfu from another: pip's list of its files; or it is damaged, where one of them isn't there or is cut.
+# Prints "VERSION-OF-PYTHON VERSION-OF-MINDSPORE none|installed|editable RECORD", with - for no MindSpore. RECORD
+# identifies the installation of ms_kungfu by pip's list of files, or is "damaged" if a file is missing or truncated.
 inspect() {
   "$venv/bin/python" -I - <<'PYTHON'
 import hashlib
@@ -120,7 +120,7 @@ state = "editable" if editable else "installed" if ours else "none"
 
 def is_whole(file):
     path = file.locate()
-    # Python's caches come and go.
+    # Python may create and delete its caches at any time.
     return file.suffix == ".pyc" or path.is_file() and file.size in (None, path.stat().st_size)
 
 files = ours and ours.files or []
@@ -142,13 +142,13 @@ if [ -z "$mindspore" ]; then
     mindspore=$installed_mindspore
   fi
 fi
-# MindSpore's wheels: 3.9 to 3.12, and from 2.10 on no longer 3.9.
+# MindSpore has wheels for Python 3.9 to 3.12, but since MindSpore 2.10 not for Python 3.9.
 oldest_minor=9
 if in_order 2.10 "$mindspore"; then oldest_minor=10; fi
 pythons="Python 3.$oldest_minor to 3.12"
 fits() { [[ $1 =~ ^3\.([0-9]+)$ ]] && [ "${BASH_REMATCH[1]}" -ge $oldest_minor ] && [ "${BASH_REMATCH[1]}" -le 12 ]; }
 
-# The paths are in it because scripts of the virtual environment carry them.
+# The fingerprint covers the paths, because scripts in the virtual environment contain them.
 fingerprint() {
   {
     printf '%s\n' "$root" "$venv" "$python_version" "$mindspore"
@@ -158,13 +158,13 @@ fingerprint() {
   } | sha256sum | cut -d' ' -f1
 }
 
-# The stamp: the fingerprint of what was built, what `inspect` said of the installation, then the extras.
+# The stamp contains the fingerprint of the last build, the RECORD that `inspect` printed after it, and the extras.
 stamp=$venv/.ms_kungfu-installed
 done_hash="" done_record="" done_extras=""
 if [ "$state" != none ] && [ "$installed_mindspore" = "$mindspore" ] && [ -r "$stamp" ]; then
   read -r done_hash done_record done_extras <"$stamp" || true
 fi
-# What others installed since, or files that are gone: the fingerprint knows only the sources.
+# The fingerprint covers only the sources, so also detect another installation since then, and missing files.
 if [ "$done_record" != "$record" ]; then done_hash=""; fi
 hash=$(fingerprint)
 new_extras=""
@@ -186,10 +186,10 @@ if [ "$hash" = "$done_hash" ] && [ -z "$new_extras" ]; then
   exit 0
 fi
 
-# --- what the system must have
+# --- the system's requirements
 
 missing=()
-# Whether there is a compiler that knows C++17 and finds this header.
+# Returns 0 if there is a compiler that supports C++17 and finds this header.
 compiles() {
   local name
   for name in "${CXX:-c++}" g++ clang++; do
@@ -198,7 +198,7 @@ compiles() {
   return 1
 }
 version_of() {
-  # Running it tells more than its name: a version manager leaves names of Pythons that don't start.
+  # Run the interpreter: a version manager may leave a file for a Python that doesn't start.
   "$1" -I -c 'import sys; sys.implementation.name == "cpython" and print("%d.%d" % sys.version_info[:2])' 2>/dev/null |
     grep .
 }
@@ -207,7 +207,7 @@ has_headers() {
 }
 has_venv() { "$1" -I -c 'import ensurepip, venv' 2>/dev/null; }
 
-# Sets `python` and `python_version` to the first interpreter that fits, preferring one that has all it needs.
+# Sets `python` and `python_version` to the first suitable interpreter. Prefers one with headers and venv.
 find_python() {
   local candidate path version seen="" fallback=""
   local -a candidates=(python3.11 python3.12 python3.10 python3.9 python3 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.*/bin/python)
@@ -243,7 +243,7 @@ check_system() {
     has_venv "$python" || missing+=("python$python_version-venv")
     has_headers "$python" || missing+=("python$python_version-dev")
   elif [ -n "$python" ] || [ -x /usr/bin/python3 ] || ! command -v apt-get >/dev/null; then
-    # With a /usr/bin/python3 that doesn't suit, apt-get has no better one.
+    # If /usr/bin/python3 isn't suitable, apt-get has no better Python.
     die "$no_python; install one and name it with --python"
   else
     missing+=(python3 python3-venv python3-dev)
@@ -282,16 +282,16 @@ fi
 need_space "$venv" 200 "the installation"
 need_space "$root/build" 200 "the build"
 
-# --- the work
+# --- the installation
 
-# One at a time: the build folder and, as a rule, the virtual environment are those of other runs in this checkout, too.
+# Only one run at a time, because runs in this checkout share the build folder and usually the virtual environment.
 mkdir -p -- "$root/build"
 if command -v flock >/dev/null; then
   exec {lock}>"$root/build/install.lock"
   if ! flock -n "$lock"; then
     say "Waiting for another install-kungfu.sh in $root ..."
     flock -w 7200 "$lock" || die "another install-kungfu.sh has been running in $root for two hours; let it end first"
-    # From the beginning: it may have left nothing to do.
+    # Start again from the beginning, because the other run may have done everything.
     exec {lock}>&-
     exec "$root/install-kungfu.sh" "${arguments[@]}"
   fi
@@ -306,14 +306,14 @@ fi
 export PATH="$venv/bin:$PATH" VIRTUAL_ENV=$venv
 hash=$(fingerprint)
 
-# pip's progress bars are for people.
+# Show pip's progress bars only on a terminal.
 quiet=(--quiet)
 if [ -t 1 ]; then quiet=(); fi
 pip_install() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input install "${quiet[@]}" "$@" </dev/null >&2; }
 
 cd -- "$root"
-# CMake and Ninja from pip: one version everywhere, whatever the system has. No build isolation below, so that these keep
-# their places and a second build compiles only what changed.
+# Install CMake and Ninja with pip, so that the versions don't depend on the system. There is no build isolation below,
+# so the tools' paths stay the same, and a second build compiles only what has changed.
 mapfile -t tools < <(sed -n 's/^requires = \[\(.*\)\]$/\1/p' pyproject.toml | tr -d '" ' | sed 's/,\([a-z]\)/\n\1/g')
 if [ "$installed_mindspore" != "$mindspore" ]; then say "Installing MindSpore $mindspore (hundreds of megabytes) ..."; fi
 pip_install "mindspore==$mindspore" "numpy<2" "${tools[@]}" "cmake>=3.18" "ninja>=1.10" ||
@@ -327,7 +327,7 @@ pip_install --no-build-isolation "mindspore==$mindspore" "${editable[@]}" ".${al
   die "the build of ms_kungfu failed; the message is above"
 
 say "Testing: two workers sum a tensor through MindSpore ..."
-# Not from the checkout: it is the installed package that is tested.
+# Don't run this in the checkout, because it must test the installed package.
 (cd / && kungfu-run -q -timeout 5m -np 2 "$venv/bin/python" -m ms_kungfu.tools.smoke </dev/null) ||
   die "ms_kungfu is installed, but two workers could not sum a tensor; the message is above"
 

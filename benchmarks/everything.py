@@ -15,7 +15,7 @@ _PEERS = ("mpi", "gloo", "mindspore", "memcpy")
 
 
 def _plan(peers: list[str], quick: bool) -> list[tuple[str, list[str]]]:
-    """Return (name of the files, command) of each result."""
+    """Return a tuple (base name of the files, command) for each result."""
     vs = ["--vs", ",".join(peers)]
     # MindSpore's collectives are so slow that they would take most of the time at large sizes.
     fast = ["--vs", ",".join(p for p in peers if p != "mindspore")]

@@ -20,7 +20,7 @@ _STEPS = 30
 
 
 def run(options: argparse.Namespace, ranks: int, out: report.Report) -> None:
-    """Run the benchmark. The options are the command line's."""
+    """Run the benchmark with the options from the command line."""
     for network in options.networks:
         with running({"kungfu": Averaging}, ranks, options.timeout) as groups:
             task = {"network": network, "batch": options.batch, "samples": options.samples or _STEPS}

@@ -8,8 +8,8 @@ as the mean over the workers:
 - agreement: the collectives by which the workers agree on a step's end, without waiting;
 - callback: the hooks of KungFuElasticCallback without the agreement and the ledger;
 - ledger: writing the step's line;
-- data: the next batch from MindSpore's pipeline and ElasticDataset; most of this time is the pipeline's, which a
-  program without ms_kungfu spends too;
+- data: the next batch from MindSpore's pipeline and ElasticDataset; most of this time is spent in the pipeline,
+  as in a program without ms_kungfu;
 - waiting: for other ranks, in all collectives;
 - MindSpore: the rest.
 
@@ -81,7 +81,7 @@ def shares(events: Iterable[TraceEvent]) -> dict[str, float]:
 
 
 def run(options: argparse.Namespace, ranks: int, out: report.Report) -> None:
-    """Run the benchmark. The options are the command line's."""
+    """Run the benchmark with the options from the command line."""
     if options.samples is not None and options.samples <= WARM_UP:
         raise ValueError(f"--samples {options.samples}: the first {WARM_UP} steps don't count; give more")
     for network in options.networks:

@@ -164,7 +164,7 @@ def measure(trial: Trial) -> tuple[Pauses, str | None]:
 
 
 def run(options: argparse.Namespace, out: report.Report) -> None:
-    """Run the benchmark. The options are the command line's."""
+    """Run the benchmark with the options from the command line."""
     for program in options.program:
         for kind in options.pauses:
             trial = Trial(kind, program, options.count, options.seed, options.step_ms, options.timeout)

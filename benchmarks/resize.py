@@ -22,7 +22,7 @@ _PHASES = ("resize_s", "sync_s", "step_s")
 
 
 def run(options: argparse.Namespace, out: report.Report) -> None:
-    """Run the benchmark. The options are the command line's."""
+    """Run the benchmark with the options from the command line."""
     schedule, turns, state_bytes = options.schedule, options.rounds, options.state
     if len(schedule) < 2 or any(a == b for a, b in zip(schedule, schedule[1:])):
         raise GroupError("resize: the schedule needs two sizes or more, each unlike the one before")

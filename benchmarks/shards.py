@@ -386,6 +386,6 @@ _RUN: dict[str, Callable[[argparse.Namespace, report.Report], None]] = {
 
 
 def run(options: argparse.Namespace, out: report.Report) -> None:
-    """Run the benchmark. The options are the command line's."""
+    """Run the benchmark with the options from the command line."""
     for part in options.part:
         _RUN[part](options, out)

@@ -19,7 +19,7 @@ _TOLERANCE = 1e-3  # between sums of weights, because MindSpore's threads add in
 
 
 def run(options: argparse.Namespace, ranks: int, out: report.Report) -> None:
-    """Run the benchmark. The options are the command line's. "mindspore" in `vs` adds MindSpore's data parallelism."""
+    """Run the benchmark with the command line's options. "mindspore" in `vs` adds MindSpore's data parallelism."""
     runs = [("KungFuMomentum", "kungfu", "KungFuMomentum"), ("nn.Momentum", "kungfu", "nn.Momentum")]
     kinds: dict[str, type[Contender]] = {"kungfu": KungFuTraining}
     if "mindspore" in options.vs and ranks > 1:

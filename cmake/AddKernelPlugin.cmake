@@ -1,5 +1,5 @@
-# add_kernel_plugin(NAME): the plugin that gives MindSpore its kernels for one device, from what the current folder says of it
-# and what is common to all. Sets `plugin` to its target.
+# add_kernel_plugin(NAME): build the plugin with the kernels for one device, from the sources in the current folder and
+# the common sources. Sets `plugin` to the plugin's target.
 function(add_kernel_plugin name)
   set(target ${name}-${MindSporeWheel_VERSION})
   add_library(${target} MODULE plugin.cc ../common/groups.cc)
@@ -8,7 +8,7 @@ function(add_kernel_plugin name)
   target_compile_definitions(${target} PRIVATE KUNGFU_MINDSPORE_VERSION="${MindSporeWheel_VERSION}")
   target_compile_options(${target} PRIVATE -Wall -Wextra)
   target_link_libraries(${target} PRIVATE kungfu_runtime MindSporeWheel::ops)
-  # The runtime lies two folders up. Unity: MindSpore's headers take ten to twenty seconds to read, so they are read once.
+  # The runtime is two folders up. Unity build: MindSpore's headers take 10 to 20 s to compile, so compile them once.
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name} CXX_VISIBILITY_PRESET hidden BUILD_RPATH_USE_ORIGIN ON
                                              INSTALL_RPATH "$ORIGIN/../.." UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
   install(TARGETS ${target} LIBRARY DESTINATION ms_kungfu/plugins/${MindSporeWheel_VERSION})

@@ -1,15 +1,15 @@
-# Finds the installed MindSpore wheel and what a kernel plugin needs of it.
+# Finds the installed MindSpore wheel, and defines what a kernel plugin needs from it.
 #
-# Looks at -DMINDSPORE_ROOT (the package's folder), then the environment variable of that name, then at what Python
-# (Python_EXECUTABLE) would import. Sets MindSporeWheel_FOUND, MindSporeWheel_ROOT and MindSporeWheel_VERSION, and defines
-# the target MindSporeWheel::ops.
+# Looks at -DMINDSPORE_ROOT (the package's folder), then at the environment variable of that name, then at the package
+# that Python (Python_EXECUTABLE) would import. Sets MindSporeWheel_FOUND, MindSporeWheel_ROOT and
+# MindSporeWheel_VERSION, and defines the target MindSporeWheel::ops.
 set(MindSporeWheel_ROOT "${MINDSPORE_ROOT}")
 if(NOT MindSporeWheel_ROOT)
   set(MindSporeWheel_ROOT "$ENV{MINDSPORE_ROOT}")
 endif()
 if(NOT MindSporeWheel_ROOT AND Python_EXECUTABLE)
-  # find_spec doesn't import MindSpore, which would take seconds. -E: in an isolated build pip hides the interpreter's own
-  # packages by way of PYTHONPATH.
+  # find_spec doesn't import MindSpore, which would take seconds. In an isolated build, pip hides the
+  # interpreter's own packages by setting PYTHONPATH, which -E ignores.
   execute_process(
     COMMAND "${Python_EXECUTABLE}" -E -c
             "import importlib.util as u; s = u.find_spec('mindspore'); print(s.submodule_search_locations[0] if s else '', end='')"
@@ -44,10 +44,10 @@ if(MindSporeWheel_FOUND AND NOT TARGET MindSporeWheel::ops)
   endforeach()
   # MindSpore is built with the old ABI of libstdc++, and its hash maps are part of the interface.
   target_compile_definitions(MindSporeWheel::ops INTERFACE _GLIBCXX_USE_CXX11_ABI=0 ENABLE_FAST_HASH_TABLE=1)
-  # Its headers have __FILE__ in their messages, too.
+  # The messages of MindSpore's headers also contain __FILE__.
   target_compile_options(MindSporeWheel::ops INTERFACE "-ffile-prefix-map=${MindSporeWheel_ROOT}=mindspore")
-  # Which libraries there are differs between versions. They are only named, without a way to them: `import mindspore`
-  # has loaded them before the plugin is, and the loader matches by SONAME.
+  # The libraries differ between versions of MindSpore. The plugin contains only their names, without paths: `import
+  # mindspore` loads the libraries before the plugin, and the loader finds them by SONAME.
   target_link_options(MindSporeWheel::ops INTERFACE -Wl,--as-needed "-Wl,-rpath-link,${MindSporeWheel_ROOT}/lib"
                       -Wl,--allow-shlib-undefined)
   foreach(_name core common ops ops_host ops_kernel_common backend_common hardware_abstract runtime_pipeline runtime_utils)

@@ -1,8 +1,8 @@
-"""Names of KungFu's source-tree integration in MindSpore's own modules, without ms_kungfu until one is asked for.
+"""Provide the names of KungFu's source-tree integration in MindSpore's modules. Import ms_kungfu only on first use.
 
-It stands alone beside the installed package: ms_kungfu_alias.pth, which each Python of the environment runs as it
-starts, asks `spec` for the modules below once a program imports them. Each program with MindSpore imports
-`mindspore.nn`; one that never asks for such a name never imports ms_kungfu.
+This file is installed beside the package. Each Python process of the environment runs ms_kungfu_alias.pth when it
+starts. When a program imports one of the modules below, ms_kungfu_alias.pth calls `spec`. Each program with MindSpore
+imports `mindspore.nn`, but only a program that uses one of the names imports ms_kungfu.
 """
 
 from functools import partial
@@ -12,8 +12,10 @@ MADE = ("mindspore.ops.operations.kungfu_comm_ops", "mindspore.nn.optim.kungfu",
 
 
 def spec(name, path):
-    """What an import of a module of the integration, or of one of MindSpore's in which it had names, is answered with;
-    None where MindSpore hasn't that."""
+    """Return the spec of a module of the integration, or of a MindSpore module that contains names of the integration.
+
+    Return None if MindSpore doesn't have the module.
+    """
     if name in MADE:
         from ms_kungfu import _alias
 
@@ -25,7 +27,7 @@ def spec(name, path):
 
 
 def _answer(execute, module):
-    """Run a module of MindSpore's by `execute`, then have it answer for the integration's names."""
+    """Run a MindSpore module with `execute`, then make the integration's names available in the module."""
     execute(module)
     own = vars(module).get("__getattr__")
 
@@ -33,7 +35,7 @@ def _answer(execute, module):
         if name.startswith(("KungFu", "kungfu_")):
             try:
                 from ms_kungfu import _alias
-            except ImportError:  # gone, but for the file beside it
+            except ImportError:  # ms_kungfu was removed, but this file wasn't
                 pass
             else:
                 value = _alias.of_mindspore(module.__name__, name)

@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
 
-# Where MindSpore isn't installed its names are stand-ins; the package itself, with its compiled part, has to be there.
+# If MindSpore isn't installed, stand-ins replace its names. ms_kungfu itself must be installed, and compiled.
 if importlib.util.find_spec("mindspore") is None:
     import stand_in
 
@@ -31,17 +31,17 @@ extensions = [
     "public_surface",
     "links_outside",
 ]
-# README.md is what a code host shows of this folder; index.md includes it.
+# A code host shows README.md for this folder; index.md includes README.md.
 exclude_patterns = ["README.md", "_build"]
 root_doc = "index"
 
 myst_enable_extensions = ["colon_fence", "html_image"]
 myst_heading_anchors = 4
 
-# The docstrings have `code` in single quotes.
+# The docstrings put `code` in single backticks.
 default_role = "code"
 autodoc_default_options = {"member-order": "bysource"}
-autodoc_inherit_docstrings = False  # what MindSpore says of its own methods is on its pages
+autodoc_inherit_docstrings = False  # MindSpore's site documents MindSpore's methods
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_google_docstring = True

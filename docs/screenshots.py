@@ -1,8 +1,8 @@
-"""Makes the pictures of the live page and of the report, beside the recordings: `python docs/screenshots.py`.
+"""Create the pictures of the live page and of the report, next to the recordings: `python docs/screenshots.py`.
 
-`docs/pictures/dashboard` has the recordings of one job of four workers: `stream.txt` is what a browser got that opened
-the page while rank 0 was stopped, and `events.jsonl` the event log at the end. Needs `pip install
-'ms_kungfu[browser,examples]'` and Chromium.
+`docs/pictures/dashboard` contains the recordings of a job with four workers. `stream.txt` is the data that a browser
+received when it opened the page while rank 0 was stopped. `events.jsonl` is the event log at the end. The script needs
+`pip install 'ms_kungfu[browser,examples]'` and Chromium.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 
 class Replay(BaseHTTPRequestHandler):
-    """Serves the page, and the recorded stream, which then stays open."""
+    """Serves the page and the recorded stream. The stream stays open after the last event."""
 
     shown = threading.Event()
 

@@ -36,7 +36,7 @@ _CALLBACKS = "mindspore.train.callback._kungfu"
 MADE = (NAME, _OPTIMIZERS, _CALLBACKS)
 """The modules that only KungFu's modified MindSpore has."""
 
-# KungFu's names of bindings -> this package's names.
+# KungFu's names for its bindings -> the names in this package.
 _OLD_NAMES = {
     "kungfu_init": "init",
     "kungfu_finalize": "finalize",

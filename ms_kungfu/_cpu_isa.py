@@ -1,4 +1,4 @@
-"""Work with the vector instruction sets that oneDNN can use. This module uses no clock and no I/O.
+"""Detect and compare the vector instruction sets that oneDNN can use. This module uses no clock and no I/O.
 
 oneDNN computes MindSpore's convolutions and matrix products on CPUs.
 """
@@ -67,7 +67,7 @@ def level_named(name: str) -> str | None:
 
 
 def of_user(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the environment variable that limits oneDNN, and its value; ("", "") if no such variable is set."""
+    """Return the variable that limits oneDNN's instructions, and its value; ("", "") if no such variable is set."""
     if cap := environ.get(VARIABLE):
         return VARIABLE, cap
     if cap := environ.get(_FORMER):  # oneDNN reads this variable if ONEDNN_MAX_CPU_ISA is unset
@@ -76,7 +76,7 @@ def of_user(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def capped(environ: Mapping[str, str], cap: str | None) -> dict[str, str]:
-    """Return a copy of the environment that limits oneDNN to `cap`, or sets no limit if `cap` is None."""
+    """Return a copy of `environ` that limits oneDNN's instructions to `cap`, or without a limit if `cap` is None."""
     others = {name: value for name, value in environ.items() if name not in (VARIABLE, _FORMER)}
     return {**others, **({} if cap is None else {VARIABLE: cap})}
 

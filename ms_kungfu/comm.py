@@ -101,8 +101,9 @@ class AllReduce:
 
     An `AllReduce` is like a persistent request in MPI. Create ``operation = AllReduce(array, result,
     name="loss")`` once, then call ``operation()`` in each step. A call takes a few microseconds less
-    than :func:`all_reduce`, which matters for arrays of a few bytes. Every rank must call an
-    `AllReduce`, or :func:`all_reduce` with an array of the same shape and dtype, under the same name.
+    than :func:`all_reduce`, which matters for arrays of a few bytes. Every rank must call
+    an `AllReduce` or :func:`all_reduce`, with the same name and with an array of the same shape and
+    dtype.
     The object stays valid after a change of the cluster.
 
     Args:

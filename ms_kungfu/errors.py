@@ -58,8 +58,8 @@ class ResizeError(KungFuError):
 class DivergenceError(KungFuError):
     """A value that must be equal on all workers differs.
 
-    Every rank raises this error. The message names what differs and the ranks, and contains the
-    values if these are numbers.
+    Every rank raises this error. The message names what differs, and the ranks that have different
+    values. If the values are numbers, the message also contains them.
     """
 
 

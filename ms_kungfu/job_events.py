@@ -324,7 +324,7 @@ class StallBegan(Event, kw_only=True):
 class StallEnded(Event, kw_only=True):
     """The other ranks no longer wait for `rank`, because it has continued or was excluded.
 
-    `seconds`: the time since the launcher noticed that the other ranks waited.
+    `seconds`: the time since the launcher noticed that the other ranks were waiting.
     """
 
     seconds: Seconds

@@ -28,7 +28,7 @@ class Variant:
 
 
 VARIANTS = (
-    # MindSpore's own: each worker trains alone on its share of the batch, with nn.Momentum.
+    # Only MindSpore: each worker trains alone on its share of the batch, with nn.Momentum.
     Variant("nn.Momentum, no reduction", PLAIN, ("elasticity", "ledger", "consistency", "heartbeats", "reduction")),
     Variant("ms_kungfu, no elasticity", PLAIN, ("elasticity", "ledger", "consistency", "heartbeats")),
     Variant("ms_kungfu", PLAIN, ("ledger",)),  # its defaults

@@ -145,7 +145,7 @@ def _lives(pid: int) -> bool:
 
 
 def _act(event: Event, system: System, plan: Plan, job: _Job, hosts: Any) -> bool:
-    """Execute an event. Return whether this succeeded and a worker was lost."""
+    """Execute an event. Return whether it killed a worker or a host, or requested a resize."""
     if event.action == "resize":
         commands, signals = system.resize(plan, job.folder, event.size)
         for name, number in signals:

@@ -29,7 +29,7 @@ def marks(total: int, chosen: NDArray[Any], slot: int, stop: bool) -> NDArray[np
 
     Args:
         total: number of samples of an epoch.
-        chosen: the numbers of the worker's samples in this step.
+        chosen: the indices of the worker's samples in this step.
         slot: the worker's slot.
         stop: whether the worker has been asked to stop.
     """

@@ -59,7 +59,7 @@ class Worker:
     """The records of this process in the plan's folder."""
 
     def __init__(self, plan: Plan, spare: bool = False) -> None:
-        """`spare`: this process isn't a worker until its first step."""
+        """`spare`: whether this process counts as a worker only from its first step on."""
         self.plan, self.workload = plan, WORKLOADS[plan.workload]
         self._folder = Path(plan.folder)
         self._name = f"{os.getpid()}"

@@ -1,4 +1,4 @@
-"""Training runs for `optimizers`: the workers of a kungfu-run job train a network with each optimizer in turn."""
+"""The jobs of the benchmark `optimizers`: workers of a kungfu-run job train a network with each optimizer in turn."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What the pages share with files outside of this folder, so that one text serves the site and a code host.
+"""Adapt the pages' texts, links and search words to the site, so that the same files also work on a code host.
 
-A page with the line ``<!-- the text of ../CHANGELOG.md -->`` is that file. A line ``<!-- index: exit status; 137 -->``
-has the search name the page first for these words. Links are as a code host wants them; on the site those to files that
-are pages here lead to the pages, and those to other files of the checkout are their paths.
+A page with the line ``<!-- the text of ../CHANGELOG.md -->`` shows that file. If a page has a line ``<!-- index: exit
+status; 137 -->``, the search lists it first for these words. Links in the files are in the form that a code host needs.
+On the site, a link to a file that is also a page leads to the page, and a link to another file of the checkout shows
+the file's path.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PAGES = {
 
 
 def for_the_site(text: str, page: Path, root: Path) -> str:
-    """The text of `page` with its links as the site has them; `root` is the checkout."""
+    """Return the text of `page` with links in the form that the site needs. `root`: the checkout."""
 
     def whole(found: re.Match[str]) -> str:
         source = page.parent / found.group(1)
@@ -58,19 +59,19 @@ def for_the_site(text: str, page: Path, root: Path) -> str:
         return link
 
     text = outside_of_code(text, lambda part: LINK.sub(link_from(page), part))
-    # What the tests mind. A comment isn't on the page, and with it would go the anchors of the index entries before it.
+    # Remove the comments for the tests: a comment isn't shown, and would remove the anchors of index entries before it.
     text = outside_of_code(text, lambda part: MARKER.sub("", part))
     text = INDEX.sub(index, text)
     return WHOLE.sub(whole, text)
 
 
 def index(found: re.Match[str]) -> str:
-    # "!": the main entry of the word, which the search puts before all else.
+    # "!" marks the main entry of the word, which the search lists first.
     return "\n\n".join(f"```{{index}} ! {word.strip()}\n```" for word in found.group(1).split(";"))
 
 
 def outside_of_code(text: str, change: Any) -> str:
-    """`change` of all that is in no fenced block."""
+    """Return the text with `change` applied to all parts outside of fenced blocks."""
     parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if number % 2 else change(part) for number, part in enumerate(parts))
 

@@ -1,7 +1,6 @@
-"""The directive `public-surface`: the API of a module, of each name that tests/unit/public_surface.txt lists of it.
+"""The directive `public-surface` lists a module's API: the names and members in tests/unit/public_surface.txt.
 
-So a page of the API can neither lack a public name, or a member of one, nor show one that isn't. Members are
-there without a docstring, too.
+So a page of the API shows all public names and members, and no others. It also shows members without a docstring.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ LISTED = Path(__file__).resolve().parents[2] / "tests" / "unit" / "public_surfac
 
 @dataclass
 class Public:
-    """A name: how it is called, as the list has it, and its members."""
+    """A public name: its signature, as in the list, and its members."""
 
     signature: str = ""
     members: list[str] = field(default_factory=list)
 
 
 def public_names(text: str) -> dict[str, dict[str, Public]]:
-    """{module: {name: Public}}, of lines such as `ms_kungfu.elastic.Metrics.loss` and `ms_kungfu.resize(size)`."""
+    """Return {module: {name: Public}} of lines such as `ms_kungfu.elastic.Metrics.loss` or `ms_kungfu.resize(size)`."""
     found: dict[str, dict[str, Public]] = {}
     for line in text.splitlines():
         path, bracket, arguments = line.partition("(")
         parts = path.split(".")
-        # What `ms_kungfu` itself offers has no module in between.
+        # The names of `ms_kungfu` itself have no module in their path.
         depth = 2 if len(parts) > 2 and is_module(".".join(parts[:2])) else 1
         module, name, members = ".".join(parts[:depth]), parts[depth], parts[depth + 1 :]
         public = found.setdefault(module, {}).setdefault(name, Public())
         public.members += members
-        # Of a class MindSpore's constructors tell (*args, **kwargs), the list what they take.
+        # MindSpore's classes are replaced by stand-ins with (*args, **kwargs), so use the signature in the list.
         if bracket and not members and "*args" not in arguments:
             public.signature = re.sub(r"^self(, )?", "", arguments[: arguments.rindex(")")])
             public.signature = f"({public.signature})"
-    # Submodules are pages of their own, and errors are on the page of theirs.
+    # Submodules have their own pages, and the errors are on the page of `ms_kungfu.errors`.
     elsewhere = [n for n in found["ms_kungfu"] if is_module(f"ms_kungfu.{n}") or n in found["ms_kungfu.errors"]]
     for name in elsewhere:
         del found["ms_kungfu"][name]
@@ -55,7 +54,7 @@ def is_module(path: str) -> bool:
 
 
 class PublicSurface(SphinxDirective):
-    """``{public-surface} ms_kungfu.elastic``"""
+    """The directive, as in ``{public-surface} ms_kungfu.elastic``."""
 
     required_arguments = 1
 
@@ -74,12 +73,12 @@ class PublicSurface(SphinxDirective):
                 lines += [f".. autofunction:: {path}.{name}", ""]
             else:
                 lines += [f".. autodata:: {path}.{name}", ""]
-        # Docstrings are reStructuredText, the page around them is Markdown.
+        # Docstrings are reStructuredText, but the page is Markdown.
         return self.parse_text_to_nodes("```{eval-rst}\n" + "\n".join(lines) + "\n```")
 
 
 def whole_sentence(app: Sphinx, what: str, name: str, item: object, options: object, lines: list[str]) -> None:
-    """Gives back what napoleon takes for a type: the words of an attribute's docstring before a colon."""
+    """Restore the words before a colon in an attribute's docstring, which napoleon moves to a type field."""
     if what in ("attribute", "property", "data"):
         for number, line in enumerate(lines):
             if line.startswith(":type: "):
@@ -88,7 +87,7 @@ def whole_sentence(app: Sphinx, what: str, name: str, item: object, options: obj
 
 
 def told_by_the_base(app: Sphinx, what: str, name: str, item: object, options: object, lines: list[str]) -> None:
-    """A method that says nothing of itself, where a class of ours below it has a docstring, refers to that."""
+    """Give a method without a docstring a reference to the docstring in a base class of ms_kungfu."""
     if what not in ("method", "property") or any(lines):
         return
     path, _, member = name.rpartition(".")
@@ -100,7 +99,7 @@ def told_by_the_base(app: Sphinx, what: str, name: str, item: object, options: o
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    app.connect("autodoc-process-docstring", whole_sentence, priority=600)  # napoleon has 500
+    app.connect("autodoc-process-docstring", whole_sentence, priority=600)  # after napoleon (500)
     app.connect("autodoc-process-docstring", told_by_the_base)
     app.add_directive("public-surface", PublicSurface)
     return {"parallel_read_safe": True, "version": "1"}

@@ -1,6 +1,6 @@
-"""MindSpore's names where MindSpore isn't installed, so that classes derived from them can be imported and documented.
+"""Replace MindSpore's names if MindSpore isn't installed, so that derived classes can be imported and documented.
 
-Sphinx's own mocks are objects, not classes; this package asks `issubclass(cls, nn.Optimizer)` when it is imported.
+Sphinx's own mocks are objects, not classes, but ms_kungfu calls `issubclass(cls, nn.Optimizer)` during its import.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def named(name: str) -> Any:
 
 
 class Names(type):
-    """Classes: whatever is asked of one is another; as a decorator one gives back the function it is put on."""
+    """Classes whose attributes are also such classes. Used as a decorator, a class returns the decorated function."""
 
     def __getattr__(cls, name: str) -> Any:
         return named(name)
@@ -63,5 +63,5 @@ class Finder(MetaPathFinder, Loader):
 
 def install() -> None:
     sys.meta_path.append(Finder())
-    # It refuses a MindSpore that it has no kernels for.
+    # The real module rejects a MindSpore version for which it has no kernels.
     sys.modules["ms_kungfu.ops._plugin"] = Module("ms_kungfu.ops._plugin")

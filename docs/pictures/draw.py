@@ -1,4 +1,4 @@
-"""Draws the pictures of the pages: `python docs/pictures/draw.py` writes the SVG files beside itself."""
+"""Draw the pages' pictures: `python docs/pictures/draw.py` writes the SVG files into its own folder."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ PICTURES = {
 
 
 def drawn() -> dict[str, str]:
-    """{file name: its text}"""
+    """Return a dict from file names to the files' texts."""
     return {f"{name}.svg": draw().svg() for name, draw in PICTURES.items()}
 
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# LeNet on a cluster that goes 1 -> 2 -> 4 -> 1 while it trains. Installs first where needed; arguments go to train.py.
-# Results: out/training.png, out/training.jsonl and the workers' logs in logs/, beside this file; last, the proof that each
-# sample was trained once an epoch.
+# Train LeNet on a cluster that changes 1 -> 2 -> 4 -> 1 during training. The script first installs missing packages. It
+# passes its arguments to train.py. The results are in this folder: out/training.png, out/training.jsonl, and the
+# workers' logs in logs/. At the end, the script proves that the training used each sample once per epoch.
 set -euo pipefail
 
 export PATH="${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 root=$(cd -- "$here/../.." && pwd -P)
 
-# Looks for the others without loading them, which takes two seconds.
+# Check for the other packages without importing them, because an import takes two seconds.
 ready() {
   command -v kungfu-run >/dev/null && python -c 'import importlib.util, ms_kungfu._core
 assert all(map(importlib.util.find_spec, ("matplotlib", "sklearn", "tqdm")))' 2>/dev/null
@@ -38,13 +38,13 @@ for port in (9100, 0):
         break
 PYTHON
 )
-# Workers write into pipes and can't see the terminal themselves; kungfu-run puts a worker's name before each line.
+# Workers write to pipes, so they can't get the terminal's width. kungfu-run puts a worker's name before each line.
 if [ -t 2 ]; then
   PROGRESS_BAR_WIDTH=$(python -c 'import os; print(max(40, (os.get_terminal_size(2).columns or 80) - 27))')
   export PROGRESS_BAR_WIDTH
 fi
 
-# What is trained goes on record there; a --ledger of your own comes later on the command line and counts.
+# Workers record their samples in this folder. If you pass --ledger, it comes later on the command line and applies.
 ledger=$here/logs/ledger resume=
 for ((i = 1; i <= $#; i++)); do
   case ${!i} in
@@ -54,7 +54,7 @@ for ((i = 1; i <= $#; i++)); do
       ;;
     --ledger) next=$((i + 1)) && ledger=${!next:-} ;;
     --ledger=*) ledger=${!i#--ledger=} ;;
-    --resume) resume=1 ;; # goes on with what an earlier run began
+    --resume) resume=1 ;; # continue an earlier run
   esac
 done
 words=("$@")
@@ -65,12 +65,12 @@ if ! flock -n "$lock"; then
   echo "run-elastic.sh: another run writes into logs/ of this folder; let it end, or copy the folder" >&2
   exit 1
 fi
-# Before the last run's proof is removed: it ends this where it has a complaint.
+# Check the arguments before the last run's ledger is removed. This line ends the script if they are invalid.
 shards=$(python "$here/arguments.py" "${words[@]}")
 [ "$resume" ] || rm -rf "$here/logs/ledger"
 
-# --chaos, as the first argument: workers are killed and the cluster is resized at random, for two minutes (or
-# CHAOS_SECONDS). There are more epochs than fit into the time; training ends when it has been left alone for a moment.
+# If the first argument is --chaos, kill workers and resize the cluster at random, for two minutes (or CHAOS_SECONDS).
+# The time isn't sufficient for all epochs. Training ends a moment after the last kill or resize.
 if [ "${1:-}" = --chaos ]; then
   shift
   seconds=${CHAOS_SECONDS:-120}
@@ -83,7 +83,7 @@ kungfu-run -q -logdir "$here/logs" -np 1 -w -builtin-config-port "$port" -config
   python "$here/train.py" --ledger "$here/logs/ledger" --shards "$shards" "$@" <&0 &
 job=$!
 trap 'kill -TERM "$job"' TERM HUP
-trap : INT # a terminal sends it to kungfu-run too
+trap : INT # a terminal also sends SIGINT to kungfu-run
 status=0
 while wait "$job" || status=$? && kill -0 "$job" 2>/dev/null; do status=0; done
 [ "$status" = 0 ] || exit "$status"

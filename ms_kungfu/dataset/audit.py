@@ -239,7 +239,7 @@ def _end(name: str, records: list[Record], steps: int, report: Report) -> End | 
 
 
 def _agree(name: str, records: Sequence[Record], report: Report) -> Claim:
-    """Return the claim on which a step's participants agree, and report workers that contradict it."""
+    """Return the claim that a step's participants agree on, and report workers that contradict it."""
     claims = Counter(record.claim for record in records if isinstance(record.claim, Claim))
     # Find the claim on which all participants with a record of the step agree.
     stands = [c for c in claims if all(r.claim == c for r in records if r.rank in c.participants)]

@@ -21,7 +21,7 @@ _Place = tuple[int, int]  # epoch and step
 
 @dataclass
 class History:
-    """The records of the training run: the last job's records, and earlier jobs' records before its first step."""
+    """The records of the training run. From a job's first step on, its records replace those of earlier jobs."""
 
     records: list[Record]
     jobs: int

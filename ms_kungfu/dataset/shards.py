@@ -29,7 +29,7 @@ def last_share(length: int, unit: int) -> float:
 
 
 def shards_in(share: Iterable[sharding.Range], batch: Iterable[sharding.Range], unit: int) -> list[int]:
-    """Return the shards of a step that a worker received, in the order of `share`.
+    """Return the shards that a worker received in a step, in the order of `share`.
 
     Raise ValueError if `share` contains only a part of a shard.
     """

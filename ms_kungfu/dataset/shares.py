@@ -155,7 +155,7 @@ class Shares:
         return self._recording.off()
 
     def conditions(self) -> dict[str, Any]:
-        """Return the settings on which the exact results depend; {} if the results also depend on the cluster."""
+        """Return the settings on which the exact results depend; {} if the results also depend on the cluster size."""
         return {}
 
     def read_contents(self) -> None:
@@ -282,7 +282,7 @@ class Shares:
     def take_back(self, participants: Sequence[int]) -> None:
         """Assign uncommitted steps again, to `participants`, because a step was undone.
 
-        Call this on all workers with the same ranks, before the membership changes.
+        Call this on all workers, with the same `participants`, before the membership changes.
         """
         self._put_back()
         self._end_step()

@@ -51,7 +51,7 @@ class Carried:
 
     @property
     def deals_shards(self) -> bool:
-        """Return whether steps are partitioned into shards, so that results don't depend on the cluster."""
+        """Return whether steps are partitioned into shards, so that results don't depend on the cluster size."""
         dataset = self._training.dataset
         return dataset is not None and dataset.shards is not None
 
@@ -106,7 +106,7 @@ class Carried:
         return self._call
 
     def check_covered(self) -> None:
-        """Check, after the first step with shards, that no result of a step depends on the cluster."""
+        """Check, after the first step with shards, that no result of a step depends on the cluster size."""
         if self.deals_shards and not self._is_covered:
             inventory.check_sharded(self.trained)
             self._is_covered = True

@@ -361,7 +361,7 @@ class Checkpointing:
         self._training, self._prepare = training, prepare
 
     def _conditions(self) -> Mapping[str, Any]:
-        """Return the numeric environment; {} without shards, because the exact results then depend on the cluster."""
+        """Return the numeric environment; {} without shards, because exact results then depend on the cluster size."""
         return {} if self._training.dataset is None else self._training.dataset.conditions()
 
     @property

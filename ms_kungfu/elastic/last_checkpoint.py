@@ -1,4 +1,4 @@
-"""Write a last checkpoint before a signal to the launcher, or a SIGTERM to a worker, ends the job.
+"""Write a final checkpoint before a signal to the launcher, or a SIGTERM to a worker, ends the job.
 
 1. The launcher notifies the workers that have a checkpoint folder and are in a training call (`JobEnd`).
 2. Each worker finishes its current step. After that step, all workers agree to end the job, even if the launcher hasn't
@@ -30,7 +30,7 @@ _LOOK_S = 0.05
 
 @dataclass
 class LastCheckpoint:
-    """Write the last checkpoint before a signal ends the job."""
+    """Write the final checkpoint before a signal ends the job."""
 
     checkpoints: Checkpointing
     statistics: StepStatistics

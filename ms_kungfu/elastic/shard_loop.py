@@ -1,6 +1,6 @@
 """Run one worker's share of a sharded step. This module contains the code of `ShardedStep` that needs no MindSpore.
 
-ops_src/shards/step.h explains why the exact results don't depend on the cluster, and what happens after a failure.
+ops_src/shards/step.h explains why the exact results don't depend on the cluster size, and what happens after a failure.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ class ShardedStep:
     other, in the same order.
 
     Before each shard, the moving statistics of normalization layers are reset to their values at the
-    start of the step. At the end of the step, each statistic becomes the mean of the values that it had
-    after each shard.
+    start of the step. At the end of the step, each statistic is set to the mean of the values that it
+    had after each shard.
 
     Args:
         forward_backward: a function or cell that is called with a shard's columns (tensors of

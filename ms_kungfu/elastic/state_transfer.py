@@ -272,9 +272,10 @@ def share_state(state: TrainingState) -> bool:
 
     Return whether this worker has received the state.
 
-    First, the `averaged` tensors become the mean over the workers that have trained. Then the parameters are sent to
-    every worker; existing members already have the same values. If the models differ by design (with an optimizer that
-    averages models), existing members keep their own parameters. Components are restored only on joining workers.
+    First, each of the `averaged` tensors is replaced by its mean over the existing members. Then the parameters are
+    sent to every worker; existing members already have the same values. If the models differ by design (with an
+    optimizer that averages models), existing members keep their own parameters. Components are restored only on joining
+    workers.
 
     On a joining worker that is in an earlier training call than the others, the function returns without waiting. The
     other workers wait until that worker reaches their call.
@@ -337,7 +338,7 @@ def average(tensors: Sequence[Any], counted: bool = True) -> None:
         return
     values = [t.asnumpy().astype(np.float64).ravel() for t in tensors]
     row = np.concatenate([*values, [1.0]])
-    # Send zeros if this worker doesn't contribute, because its values are arbitrary and may be infinite.
+    # The values of a worker that doesn't contribute are arbitrary and may be infinite, so it sends zeros.
     total = comm.all_reduce(row if counted else np.zeros_like(row), name="kungfu/state/averages")
     if total[-1] == 0:
         return  # all ranks with the training state have failed; the state transfer reports that

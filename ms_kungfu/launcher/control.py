@@ -35,7 +35,7 @@ _SOMEBODY = "another listener"  # a program that isn't a launcher
 
 
 class RefusedError(Exception):
-    """The other end has rejected this end, or isn't the launcher that this end expects. The message is for the user."""
+    """The other end has rejected this host, or isn't the launcher that is expected. The message is for the user."""
 
 
 class NoAnswerError(OSError):

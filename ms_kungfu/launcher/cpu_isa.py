@@ -55,7 +55,7 @@ class Times(Struct, frozen=True):
 
     @property
     def is_much_slower(self) -> bool:
-        """Return whether convolutions are much slower with all vector instructions than with narrower ones."""
+        """Return whether convolutions are much slower with the widest vector instructions than with narrower ones."""
         return self.wide > _MUCH_SLOWER * self.narrow
 
     def __str__(self) -> str:

@@ -67,7 +67,7 @@ async def challenge(channel: Stream, secret: bytes, roles: Roles, proved: Callab
 
 
 async def _nonce_on(channel: Stream) -> str:
-    """Return the other end's nonce. Raises ProtocolError if that end rejects this end, or uses another protocol."""
+    """Return the other end's nonce. Raises ProtocolError if it rejects this host or uses another protocol."""
     first = await channel.receive(m.NONCE, MAX_STRANGERS_BYTES)
     if isinstance(first, m.Error):
         raise ProtocolError(printable(first.error))

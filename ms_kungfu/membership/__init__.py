@@ -75,7 +75,7 @@ from ms_kungfu.membership.timeline import traced
 
 
 def watch_reductions() -> Reductions:
-    """Return an object that records the outcomes of this process's later reductions."""
+    """Return an object that records the outcomes of this process's reductions from now on."""
     return Reductions(current().outcomes)
 
 

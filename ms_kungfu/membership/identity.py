@@ -83,7 +83,7 @@ def set_catching_up(catching_up: bool) -> None:
 
 
 def check_caught_up(what: str) -> None:
-    """Raise KungFuError if this process is catching up, because the others then don't call the collective `what`."""
+    """Raise KungFuError if this process is catching up: until it has, the others don't call the collective `what`."""
     if current().catching_up:
         raise KungFuError(
             f"{what} can't run on a joining worker now: the other workers wait for this worker in a later training "

@@ -200,7 +200,7 @@ def _ask_to_leave(member: Member, told: int) -> None:
     os.read(told, 1)
     try:
         if member.detached or member.self_id is None:
-            raise ResizeError("this process is in no cluster")
+            raise ResizeError("this process isn't a member of the cluster")
         member.terminated = True  # set before the request, which may take effect immediately
         member.broker().request_leave(member.self_id, _ANSWER_S, terminated=True)
     except KungFuError:

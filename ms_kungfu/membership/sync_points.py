@@ -15,15 +15,15 @@ continues. If one does, all ranks call :func:`enter_sync_point`, agree on the tr
 2. A rank that enters a sync point waits there and requests no other sync point. Each rank contributes its own reason
    for the sync point. So all ranks enter the same sync points in the same order, whatever their reasons. A sync point
    waits only for the slowest rank's current step. (`test_simulated_jobs.py`.)
-3. If a rank fails before or in a sync point, the other ranks' operations end without that rank (docs/recovery.md). If
+3. If a rank fails before or at a sync point, the other ranks' operations end without that rank (docs/recovery.md). If
    only the failed rank had a reason for the sync point, the other ranks still enter that sync point and then continue.
    The failure causes a new version, which is the reason for the next sync point.
 4. The lowest living rank writes a requested size after its own steps, without a sync point. If that rank fails, the
-   next rank writes the size again. All ranks receive the size in a sync point, and store it until a sync point reports
+   next rank writes the size again. All ranks receive the size at a sync point, and store it until a sync point reports
    that the size is pending.
 5. In a new version, `announced` is that version's number, and `sync points` is 0.
-6. A rank that has finished all its steps requests a sync point and waits in it. That sync point ends training for all
-   ranks. So no rank starts other collectives or exits while other ranks are still waiting for it in a sync point.
+6. A rank that has finished all its steps requests a sync point and waits there. That sync point ends training for all
+   ranks. So no rank starts other collectives or exits while other ranks are still waiting for it at a sync point.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def enter_sync_point() -> None:
 
 
 def follow_sync_point(size: int | None) -> Change:
-    """Adopt the newest prepared cluster version, then request `size`. All ranks must call this in a sync point.
+    """Adopt the newest prepared cluster version, then request `size`. All ranks must call this at a sync point.
 
     `size` must be the same on all ranks. The function raises the same errors as :func:`step`.
     """

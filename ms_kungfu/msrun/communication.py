@@ -98,7 +98,7 @@ def get_comm_name(group: str | None = None) -> NoReturn:
 
 
 def refusing(name: str, why: str) -> Callable[..., NoReturn]:
-    """Return a function with this name that raises an error, with the reason `why` the function isn't supported."""
+    """Return a function with this name that raises an error. `why`: why the function isn't supported."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise refused(name, why)

@@ -55,7 +55,7 @@ def take_apart(dataset: ds.Dataset, use: str = "training") -> pipelines.Pipeline
             "rank can't be partitioned again",
         )
     if parts.batch_size is None:
-        raise refused(f"{use} on a dataset without batch()", "a step needs one batch for each rank")
+        raise refused(f"{use} on a dataset without batch()", "call batch(), because a step needs one batch per rank")
     for node in pipelines.nodes_of(parts.samples):
         name = _rank_in(getattr(node, "per_batch_map", None))
         if name is not None:

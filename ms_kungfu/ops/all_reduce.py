@@ -42,7 +42,7 @@ class KungFuAllReduce(Collective):
 
 
 class AllReduceGradients(Collective):
-    """Reduce the gradients of a step, a tuple of tensors, in groups with the given names.
+    """Reduce a step's gradients (a tuple of tensors) in groups with the given names.
 
     `group_of` contains the group number of each tensor. It may be empty if there is only one group.
 

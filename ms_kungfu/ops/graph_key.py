@@ -385,7 +385,7 @@ class _Walk:
             raise NoKey(f"an object of the class {kind.__module__}.{kind.__qualname__}")
 
     def _add_attributes(self, value: Any) -> bool:
-        """Add the attributes of an object. Return False if the class has neither attributes nor slots."""
+        """Add the attributes of an object to the key. Return False if the class has neither attributes nor slots."""
         slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
         for name in slots:
             if hasattr(value, name):

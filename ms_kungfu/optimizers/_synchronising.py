@@ -100,9 +100,9 @@ def _assign(parameter, value):  # type: ignore[no-untyped-def]  # read by MindSp
 class Merge(nn.Cell):
     """Make parameters equal on all workers, in place. Compiled graphs that contain these use the new values.
 
-    Models and moments become their mean over the workers. Counters such as the global step, and the
-    optimizer's scalars (learning rate, powers of Adam's betas), become their maximum over the
-    workers. If the workers have run the same number of steps, counters and scalars are already
+    Models and moments are averaged over the workers. Counters such as the global step, and the
+    optimizer's scalars (learning rate, powers of Adam's betas), are replaced by their maximum over
+    the workers. If the workers have run the same number of steps, counters and scalars are already
     equal.
     """
 
@@ -150,8 +150,8 @@ class Replicas:
         """Replace models and optimizers' moments with their mean over all workers.
 
         All workers must call this at the same time, between steps. The optimizer's scalars, such as the
-        global step, become their maximum over all workers. The method works in GRAPH and PyNative mode.
-        Compiled graphs stay valid and use the new values.
+        global step, are replaced by their maximum over all workers. The method works in GRAPH and
+        PyNative mode. Compiled graphs stay valid and use the new values.
         """
         runtime.init()
         wait_for_queue()

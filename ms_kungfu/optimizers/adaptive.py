@@ -34,9 +34,9 @@ class AdaptiveSGDOptimizer(Pairing, Synchronising):
     a single worker trains exactly as with `optimizer` alone, bit for bit.
 
     *Matched state*: S-SGD needs equal models. At a switch to S-SGD, the workers' models and the
-    wrapped optimizer's moments become their mean. Scalars (global step, learning rate, powers of
-    Adam's betas) become their maximum. After the switch, the workers' models are equal bit for bit.
-    A switch to another algorithm doesn't change the models.
+    wrapped optimizer's moments are averaged over the workers. Each scalar (global step, learning rate,
+    powers of Adam's betas) is replaced by its maximum over the workers. After the switch, the workers'
+    models are equal bit for bit. A switch to another algorithm doesn't change the models.
 
     *When*: model averaging has more noise, so it explores more at the beginning. S-SGD converges better
     at the end. The reverse order suits clusters with occasional stragglers. A policy can find out which

@@ -215,7 +215,7 @@ class Driver:
         return host
 
     def _ask_all(self, ports: list[int]) -> dict[str, list[int]]:
-        """Return the free ports of each node, by node ID. Drop the hosts whose agent Ray hasn't started in time."""
+        """Return the free ports of each node, by node ID. Drop a host if Ray hasn't started its agent in time."""
         asked = {host.agent.free_ports.remote(_address(host.name), ports): host for host in self._hosts.values()}
         deadline = run_time() + _AGENT_S
         waiting, free = list(asked), {}

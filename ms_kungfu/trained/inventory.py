@@ -195,7 +195,7 @@ def check_reduced(trained: Iterable[Any], shards: int | None) -> None:
 
 
 def check_sharded(trained: Iterable[Any]) -> None:
-    """Raise ValueError if a result of a sharded step would depend on the cluster."""
+    """Raise ValueError if a result of a sharded step would depend on the number of workers."""
     if beside := reducers(trained, left_to_shards=False):
         raise ValueError(
             f"{type(beside[0]).__name__} reduces gradients over the workers, next to a ShardedStep that reduces over "

@@ -34,7 +34,7 @@ _NO_EPOCHS = 1_000_000  # more than any run has
 
 
 class _Numbered:
-    """Samples with their numbers."""
+    """Samples with their indices."""
 
     def __init__(self, x: Any, y: Any) -> None:
         self._x, self._y = x, y

@@ -78,7 +78,7 @@ class Step(nn.Cell):
 
 
 class ShardGradients(nn.Cell):
-    """Returns a shard's loss, and the gradients of the tally and the weights, from the samples and their numbers."""
+    """Returns a shard's loss and the gradients with respect to tally and weights. `numbers`: the samples' indices."""
 
     def __init__(self, net: Any, tally: Any) -> None:
         super().__init__(auto_prefix=False)

@@ -57,7 +57,7 @@ class Optimizer(torch.optim.SGD):
 
 
 def dataset(worker: Worker) -> Any:
-    """Return samples with their numbers."""
+    """Return samples with their indices."""
     given = worker.samples()
     tensors = (torch.from_numpy(given["x"]), torch.from_numpy(given["y"]).long())
     return TensorDataset(*tensors, torch.arange(worker.workload.total))

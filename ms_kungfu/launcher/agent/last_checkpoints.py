@@ -1,4 +1,4 @@
-"""Make workers of this host write a last checkpoint before a signal ends the job."""
+"""Make workers of this host write a final checkpoint before a signal ends the job."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Callable, Protocol
 
 
 class Waiter(Protocol):
-    """A worker's request that stays open until the worker has written its last checkpoint or exits."""
+    """A worker's request that stays open until the worker has written its final checkpoint or exits."""
 
     def note_end(self, number: int) -> None:
         """Notify the worker that the signal `number` is about to end the job."""
 
 
 class LastCheckpoints:
-    """The workers that write a last checkpoint. Used only in the agent's event loop.
+    """The workers that write a final checkpoint. Used only in the agent's event loop.
 
     `on_written` is called after `begin`, as soon as no worker has a checkpoint left to write.
     """

@@ -131,7 +131,7 @@ class Transports:
             raise
 
     async def _calls(self, name: _Named) -> Channel:
-        """Return a connection that another host makes to this host, as soon as there is one."""
+        """Wait for another host to connect to this host, and return the connection."""
         expected = self._expected[name] = asyncio.get_running_loop().create_future()
         try:
             if name in self._waiting and not self._waiting[name].done():

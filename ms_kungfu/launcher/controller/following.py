@@ -102,7 +102,7 @@ class FollowWatch:
 class CopiesWatch:
     """Warn once if several workers run and none has joined the job.
 
-    Then either each worker trains separately, or all workers are still preparing. Workers that exit too early to have
+    Then either each worker trains separately, or all workers are still starting. Workers that exit too early to have
     trained cause no warning, because `kungfu-run -np 4 hostname` is not a mistake.
     """
 

@@ -1,4 +1,4 @@
-"""The controller's view of the hosts. Each host is an `AgentHandle`, and has its part of a version's shared memory.
+"""The controller's view of the hosts. An `AgentHandle` represents a host and its part of a version's shared memory.
 
 Each host, including the controller's own, has an agent. The agent has connected to the controller, has proved that it
 knows the job's secret, and obeys the controller. All messages to a host travel over one connection, in order. So if the

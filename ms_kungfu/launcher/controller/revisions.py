@@ -205,4 +205,4 @@ class StoreWatcher:
             # A client that didn't know the launcher's cluster has written a different cluster with the same version
             # number. The client's cluster must not be lost, so it becomes the next version.
             written = self.store.put(replace(found, version=known.version + 1))
-            self.on_cluster(replace(written, writer=found.writer))  # the cluster is the client's, not the launcher's
+            self.on_cluster(replace(written, writer=found.writer))  # the client wrote it, not the launcher

@@ -704,7 +704,7 @@ class Exited(Message):
 
 
 class Checkpointed(Message):
-    """On the host, every worker that had to write a last checkpoint has written it."""
+    """On the host, every worker that had to write a final checkpoint has written it."""
 
 
 class NoMemory(Message):

@@ -46,8 +46,8 @@ class ChannelTable::Lock {
       uint32_t seen = header.table_lock.load(std::memory_order_relaxed);
       const bool failed = seen != 0 && table_.control_.HasFailed(HolderOf(seen));
       // A failed holder may have declared a channel. After the compare-and-swap below has
-      // succeeded, the declaration can't change any more. The word keeps the declaration until the
-      // channel is retired, because this rank may fail before then.
+      // succeeded, the declaration can't change any more. The lock word keeps the declaration until
+      // the channel is retired, because this rank may fail before then.
       const uint32_t declared = DeclaredBy(seen);
       const uint32_t taken = LockWord(table_.rank_, declared);
       if (seen == 0 || failed) KUNGFU_FAULT_POINT("before it takes the lock of the table");

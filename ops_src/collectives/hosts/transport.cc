@@ -2,8 +2,8 @@
 //
 // Operations run on threads that are created when they are needed and then kept. When such a thread
 // has no more operations to run, it reads requests (Listen), unless another thread already does. If
-// no thread listens, the dispatcher reads requests. The dispatcher is a thread that also polls for
-// ranks that have called GiveUp, failed or left, and for other hosts whose ranks have ended.
+// no thread listens, the dispatcher reads requests. The dispatcher is a thread that also checks
+// whether ranks have called GiveUp, failed or left, and whether other hosts' ranks have ended.
 #include "collectives/hosts/transport.h"
 
 #include <fcntl.h>

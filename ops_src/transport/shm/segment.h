@@ -100,11 +100,11 @@ struct alignas(kLine) Complaint {
 
 // The state of a channel, which all ranks that use the channel share.
 struct alignas(kLine) ChannelHead {
-  std::atomic<uint64_t> key;  // hash of the name; valid only while a rank has the channel bound; changed only under the
-                              // table's lock
-  // There is one bit for each rank, which is set if the rank has the channel bound. A rank sets its
-  // own bit under the table's lock, and may clear it at any time. The launcher clears the bit of a
-  // rank whose process it has reaped.
+  std::atomic<uint64_t> key;  // hash of the name; valid only while a rank is bound to the channel; changed only under
+                              // the table's lock
+  // There is one bit for each rank, which is set while the rank is bound to the channel. A rank sets
+  // its own bit under the table's lock, and may clear it at any time. The launcher clears the bit of
+  // a rank whose process it has reaped.
   std::atomic<uint64_t> users[kMaxRanks / 64];
   std::atomic<uint32_t> left[2];            // for operations with even and odd numbers: number of ranks that have
                                             // finished the operation

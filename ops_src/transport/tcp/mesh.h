@@ -31,8 +31,8 @@ struct MeshOptions {
   std::chrono::milliseconds slice{20};
   // The time for which waiting threads may keep the connections after a wait (mesh_thread.cc).
   std::chrono::milliseconds lent{2};
-  // The interval at which the I/O thread checks whether a thread that has waited for longer than `lent`
-  // still serves the connections.
+  // If a thread has waited for longer than `lent`, the I/O thread checks at this interval whether
+  // that thread still serves the connections.
   std::chrono::milliseconds look{20};
 };
 

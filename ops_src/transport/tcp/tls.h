@@ -16,9 +16,9 @@
 //
 // Only TLS 1.3 is used, so there is no renegotiation. There are no session tickets. After the
 // handshake, only data and key updates are sent. Each direction updates its own key after a number
-// of records that is safe for one key (RFC 8446, 5.5). The end of a connection isn't authenticated
-// (no close_notify). For a mesh, the end of a connection means that the host is lost, unless all
-// hosts have finished.
+// of records that is safe for one key (RFC 8446, 5.5). The closing of a connection isn't
+// authenticated (no close_notify). If a connection of a mesh is closed, the other host is lost,
+// unless all hosts have finished.
 #ifndef KUNGFU_TRANSPORT_TCP_TLS_H_
 #define KUNGFU_TRANSPORT_TCP_TLS_H_
 
