@@ -39,6 +39,7 @@ ALLOWED = {
 # The same for all that lies below a path.
 ALLOWED_BELOW = {
     "elastic.training.changes.statistics.": "times of this worker's last steps, for the event log",
+    "elastic._assignment[": "for which the callback computed `batch_num`; compared at each step's end",
     "membership.spent.": "this worker's time in the dataset, checkpoints and compilations, for the event log",
 }
 # What a cell keeps of its compilation; every process compiles for itself.

@@ -1,7 +1,8 @@
 """FOLDER KIND [thread] [handler] [exit]: trains with checkpoints in FOLDER/checkpoints, none of which is due.
 
-In its third step a worker says "holds" and waits until FOLDER/go is there. KIND is "together" or "asynchronous", or
-"none" without checkpoints. It trains in a thread, with a handler of its own for SIGTERM, or with OnRequestExit.
+In its third step a worker prints "holds" and waits until FOLDER/go exists. With checkpoints, it then waits until the
+launcher has notified it that the job ends, so that the job ends after this step. KIND is "together" or "asynchronous",
+or "none" without checkpoints. It trains in a thread, with a handler of its own for SIGTERM, or with OnRequestExit.
 """
 
 import os
@@ -34,12 +35,15 @@ class Holds(Callback):
     def on_train_step_end(self, run_context):
         if run_context.original_args().cur_step_num == 3:
             print("holds", kf.current_rank(), flush=True)
-            while not (folder / "go").exists():
+            while not (folder / "go").exists() or (checkpoints and not elastic.training.changes.job_end.signal):
                 time.sleep(0.01)
 
 
+elastic = KungFuElasticCallback(**checkpoints)
+
+
 def train():
-    callbacks = [Holds(), KungFuElasticCallback(**checkpoints)]
+    callbacks = [Holds(), elastic]
     if "exit" in how:
         own = str(folder / os.environ["RANK_ID"])
         callbacks.append(OnRequestExit(save_mindir=False, file_name="asked", directory=own))
