@@ -7,9 +7,9 @@ from typing import Any
 
 
 def at_least(least: int, value: Any, what: str) -> int:
-    """Return `value` as an int. Raise ValueError unless it is an integer (not a bool) of `least` or more."""
+    """Return `value` as a plain int. Raise ValueError unless it is an integer (not a bool) of `least` or more."""
     try:
-        number = None if isinstance(value, bool) else index(value)
+        number = None if isinstance(value, bool) else int(index(value))
     except TypeError:
         number = None
     if number is None or number < least:

@@ -31,8 +31,8 @@ class BatchSize:
                 f"batch_size={self.per_worker!r} and global_batch_size={self.of_all!r}"
             )
         for name, what in (("per_worker", "batch_size"), ("of_all", "global_batch_size"), ("shards", "shards")):
-            if getattr(self, name) is not None:  # kept as a plain int, also if it was, for example, a NumPy integer
-                object.__setattr__(self, name, int(at_least(1, getattr(self, name), what)))
+            if getattr(self, name) is not None:  # as a plain int, because the program may pass a NumPy integer
+                object.__setattr__(self, name, at_least(1, getattr(self, name), what))
         if self.shards is None:
             return
         if self.shards > MOST_SHARDS:

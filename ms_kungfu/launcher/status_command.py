@@ -175,7 +175,7 @@ def _held(url: str, cluster: Cluster, leadership: LeadershipState) -> _Document:
 
 
 def _who_has_it(holder: str, snapshot: LeaderSnapshot) -> str:
-    """Return a sentence that names the host in control of a job that hasn't ended."""
+    """Return a text that names the host in control of a job that hasn't ended."""
     head = holder or snapshot.head
     others = [name for name in snapshot.present if name != head]
     if snapshot.versions.committed is None:
